@@ -8,9 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pyalloc import source
-from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers, layers_of
+from pyalloc import checkpoints, source, training
+from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
+from pyalloc.falling import falls_by
 from pyalloc.idle import idle_runs, knows_backwards
 from pyalloc.moments import PAGE, Block, page_bytes
 from pyalloc.units import size
@@ -21,11 +22,6 @@ _FORWARDS = ("forward", "loss")
 _NO_PRODUCT = re.compile(
     r"softmax|logsumexp|cross_entropy|_loss\b"
 )  # reduced at once, and not by einsum
-_SWITCHES = {  # of libraries' models: checkpointing of all layers
-    "transformers": "model.gradient_checkpointing_enable()",
-    "diffusers": "model.enable_gradient_checkpointing()",
-    "timm": "model.set_grad_checkpointing()",
-}
 
 
 def advise(analysis: Analysis) -> list[Advice]:
@@ -33,17 +29,20 @@ def advise(analysis: Analysis) -> list[Advice]:
     runs, retained = idle_runs(analysis)
     idle = [phase for run in (*runs, *retained) for phase in run]
     kept = _kept_by(idle, analysis)
+    unused = list(_unused_gradients(analysis))
     found = [
         *_leak(analysis),
         *_no_grad(runs, analysis),
         *_retain_graph(retained, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
+        *unused,
         *_doubled_state(analysis),
         *_stale(analysis),
-        *(
-            [] if _is_in_one(idle, analysis) else _checkpoint(analysis, kept)
-        ),  # which is for backward
+        *_loaded(analysis),
+        *training.advice(analysis),
+        # For a backward that comes, of passes that need one.
+        *([] if _is_in_one(idle, analysis) or unused else checkpoints.advice(analysis, kept)),
         *_fragmentation(analysis),
         *_policies(analysis),
         *_plan(analysis),
@@ -223,35 +222,69 @@ def _old_gradients(analysis: Analysis) -> list[Block]:
     if _is_accumulating(analysis) or not knows_backwards(analysis):
         return []
     found = [b for b in analysis.peak.blocks if analysis.category(b) == "gradients"]
-    if not _has_optimizers(analysis):
-        return found
+    return found if not _has_optimizers(analysis) else _dropped_unused(found, analysis)
+
+
+def _dropped_unused(gradients: list[Block], analysis: Analysis) -> list[Block]:
+    """Those that are gone before the next backward or optimizer's step begins."""
     peak = analysis.totals["peak_event"]
     users = [p for p in analysis.phases if p.name in ("backward", "optimizer") and p.end >= peak]
     used = min((phase.begin for phase in users), default=analysis.totals["n_events"])
-    return [b for b in found if b.free_event is not None and b.free_event <= used]
+    return [b for b in gradients if b.free_event is not None and b.free_event <= used]
 
 
 def _gradients(analysis: Analysis) -> Iterator[Advice]:
+    least = analysis.totals["peak_bytes"] * 0.03
     gradients = _old_gradients(analysis)
     phase = analysis.totals["peak_phase"]
-    held = sum(block.bytes for block in gradients)
-    if phase in _FORWARDS and held > analysis.totals["peak_bytes"] * 0.03:
+    # A loss of functions is no phase; an optimizer by hand is none either, and may be at work there.
+    is_between = phase in ("", "inference") and any(p.name == "optimizer" for p in analysis.phases)
+    idle = _dropped_unused(gradients, analysis) if is_between else gradients
+    held = sum(block.bytes for block in idle)
+    # What is never given back is there in backward, too, and would be made there one by one.
+    is_kept = len(_dropped_unused(idle, analysis)) < len(idle)
+    alike = (*_FORWARDS, "inference", *["backward"] * is_kept)
+    is_idle = (phase in _FORWARDS or is_between) and held > least
+    saved = falls_by(idle, analysis, alike) if is_idle else 0
+    if saved > least / 3:
+        lies = f"in {phase}" if phase else "before backward"
         yield Advice(
             "zero_grad",
-            f"{size(held)} of old gradients are alive at the peak, which lies in {phase}: "
-            "optimizer.zero_grad(set_to_none=True) before the forward pass gives them back.",
-            held,
+            f"{size(held)} of old gradients are alive at the peak, which lies {lies}: "
+            "optimizer.zero_grad(set_to_none=True) before the forward pass gives them back. "
+            f"The peak falls by about {size(saved)} then.",
+            saved,
         )
     begin = min(
         (p.begin for p in analysis.phases if _is_peak_in(p, "backward", analysis)), default=0
     )
     old = sum(b.bytes for b in gradients if b.category == "gradients" and b.alloc_event < begin)
-    if old > analysis.totals["peak_bytes"] * 0.03:
+    old -= _unused(analysis)[0]  # which no optimizer clears
+    if old > least:
         yield Advice(
             "zero_grad",
             f"{size(old)} of old gradients are alive at the peak, which lies in backward: after "
             "optimizer.zero_grad(set_to_none=True) each is made only where backward gets to it, and the peak falls by "
             "up to as much.",
+        )
+
+
+def _unused(analysis: Analysis) -> tuple[int, str]:
+    """Bytes of gradients that no optimizer's step is for, and the models' classes."""
+    told = re.match(r"(\d+) bytes, (.*)", analysis.notes.get("unused_gradients", ""))
+    return (int(told[1]), told[2]) if told else (0, "")
+
+
+def _unused_gradients(analysis: Analysis) -> Iterator[Advice]:
+    unused, models = _unused(analysis)
+    held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
+    if min(unused, held) > analysis.totals["peak_bytes"] * 0.03:
+        yield Advice(
+            "unused_gradients",
+            f"{size(unused)} of gradients are of parameters that no optimizer steps, of {models}: "
+            "model.requires_grad_(False) spares them, and all that its forward pass keeps for backward where what "
+            "goes in needs no gradient either (then torch.no_grad() around the pass does as well).",
+            min(unused, held),
         )
 
 
@@ -282,101 +315,49 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
     """What the step before made and a variable still holds at the peak."""
     peak = analysis.peak
     step = analysis.totals["peak_step"]
-    held: dict[str, int] = {}
+    held: dict[str, list[Block]] = {}
     for block in peak.blocks:
         is_made_before = step is not None and 0 <= block.step < step
         is_dropped_later = block.free_event is not None and block.free_event >= peak.event
         if is_made_before and is_dropped_later and analysis.category(block) == "activations":
             where = analysis.place(block.stack)
-            name = str(where) if where else "(no stack)"
-            held[name] = held.get(name, 0) + block.bytes
-    total = sum(held.values())
-    if total > peak.allocated_bytes * 0.05:
-        name = max(held, key=lambda key: held[key])
+            held.setdefault(str(where) if where else "(no stack)", []).append(block)
+    sizes = {name: sum(block.bytes for block in blocks) for name, blocks in held.items()}
+    total, least = sum(sizes.values()), peak.allocated_bytes * 0.05
+    if total <= least:
+        return
+    saved = falls_by(itertools.chain(*held.values()), analysis, (*_FORWARDS, "inference"))
+    if 3 * saved > least:
+        name = max(sizes, key=lambda key: sizes[key])
+        graph = (
+            " backward(retain_graph=True) leaves all that the output was made from as well: leave that out."
+            if "retain_graph" in analysis.notes
+            else ""
+        )
         yield Advice(
             "stale",
             f"{size(total)} at the peak were made in an earlier step, most at {name}, and are dropped only later in "
             "this one: a variable (an output, a loss) keeps them until it is assigned anew. `del` it at the end of "
-            "the step, or put the step into a function.",
-            total,
+            f"the step, or put the step into a function.{graph} The peak falls by about {size(saved)} then.",
+            saved,
         )
 
 
-def _checkpoint(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
-    peak = analysis.peak
-    step = analysis.totals["peak_step"] or 0
-    held = [
-        b
-        for b in peak.blocks
-        if analysis.category(b) == "activations"
-        and b.phase != "inference"  # which has no backward
-        and b not in idle
-        and not 0 <= b.step < step - 1  # their backward was long ago: something else keeps them
-    ]
-    least = peak.allocated_bytes * 0.15
-    layers: dict[str, dict[str, list[Block]]] = {}
-    functions: dict[str, list[Block]] = {}
-    for block in held:
-        family = layers_of(block.module)
-        if family:
-            layer = block.module.split(".")[family.count(".")]
-            layers.setdefault(family, {}).setdefault(layer, []).append(block)
-    for family, members in layers.items():
-        sizes = [sum(block.bytes for block in blocks) for blocks in members.values()]
-        inner = family.count(".")
-        has_inner = any(b.module.count(".") > inner for blocks in members.values() for b in blocks)
-        if len(sizes) == 1 or not has_inner or sum(sizes) <= least:
-            continue
-        held = [block for block in held if layers_of(block.module) != family]
-        saved = _saved_again(list(members.values()))
-        if saved > least:
-            how = _checkpointing(analysis, next(iter(members.values())), "each")
-            yield Advice(
-                "checkpoint",
-                f"activations in the {len(sizes)} modules {family} hold {size(sum(sizes))} at the peak, "
-                f"{size(max(sizes))} at most in one. {how} would make them again in backward, one module's at a time; "
-                "what goes from one to the next stays.",
-                saved,
-            )
-    for block in held:
-        where = source.inside(analysis.frames(block.stack)) or analysis.place(block.stack)
-        if where is not None:
-            functions.setdefault(where.function, []).append(block)
-    for name, blocks in functions.items():
-        total = sum(block.bytes for block in blocks)
-        if total > least and len(blocks) >= 4:
-            how = _checkpointing(analysis, blocks)
-            fused = (
-                " pyalloc.ops has fused attention that keeps little for backward."
-                if "attention" in name.lower() and how not in _SWITCHES.values()
-                else ""
-            )
-            yield Advice(
-                "checkpoint",
-                f"{len(blocks)} activations of {name} hold {size(total)} at the peak. {how} would make "
-                f"them again in backward instead of keeping them.{fused}",
-                total - max(block.bytes for block in blocks),
-            )
-
-
-def _saved_again(members: list[list[Block]]) -> int:
-    """What is kept of some modules less what is with a checkpoint around each: what goes into them, and one's own."""
-    in_order = sorted(members, key=lambda blocks: max(b.alloc_event for b in blocks))
-    sizes = [sum(block.bytes for block in blocks) for blocks in in_order]
-    # A module makes last what goes into the next one; of the last of them it may be gone.
-    results = [max(blocks, key=lambda b: b.alloc_event).bytes for blocks in in_order]
-    results[-1] = min(results[-2:])
-    return sum(sizes) - sum(results) - max(a - b for a, b in zip(sizes, results, strict=True))
-
-
-def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:
-    """The library's own switch, where the model is a library's."""
-    for block in blocks:
-        for _, file, _ in analysis.frames(block.stack):
-            for library, switch in _SWITCHES.items():
-                if f"-packages/{library}/models/" in file:
-                    return switch
-    return f"torch.utils.checkpoint around {what}"
+def _loaded(analysis: Analysis) -> Iterator[Advice]:
+    """What torch.load() brought to the device and is no parameter: a dictionary that a variable still holds."""
+    blocks = analysis.peak.blocks
+    loaded = {n for n in {b.stack for b in blocks} if source.is_loaded(analysis.frames(n))}
+    model = ("parameters", "buffers", "optimizer state")
+    held = [b for b in blocks if b.stack in loaded and analysis.category(b) not in model]
+    total = sum(block.bytes for block in held)
+    if total > analysis.peak.allocated_bytes * 0.05:
+        yield Advice(
+            "loaded",
+            f"{size(total)} at the peak are tensors that torch.load() made at {analysis.name(held[0].stack)} and that "
+            "are no parameters: the dictionary of a checkpoint is still held. `del` it once load_state_dict() is "
+            'done, or load it with map_location="cpu".',
+            total,
+        )
 
 
 def _fragmentation(analysis: Analysis) -> Iterator[Advice]:

@@ -42,6 +42,7 @@ class AutoMarks:
         # Since the one that ends steps did.  By id: a class that says when two are equal has no hash.
         self.stepped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.most_doubled = 0
+        self.unused = 0  # bytes of gradients that no optimizer's step is for
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -268,6 +269,8 @@ class AutoMarks:
             self.stepped.clear()
             if len(self.optimizers) > 1:
                 self._tell_doubled()  # once a step: there may be an optimizer for each parameter
+            if self.next_step > 1:  # all optimizers had a turn
+                self._tell_unused()
             self._auto_step()
         else:
             self.stepped[id(optimizer)] = optimizer
@@ -295,6 +298,23 @@ class AutoMarks:
             self.recorder.add(
                 "user", f"doubled_state={doubled} bytes of {total}, {n_holders} optimizers"
             )
+
+    def _tell_unused(self) -> None:
+        """Gradients of parameters that no optimizer steps: of a teacher, or of what is trained no more."""
+        stepped = {p for each in list(self.optimizers.values()) for p in _parameters(each)}
+        found: dict[_At, int] = {}
+        models: list[str] = []
+        for root in list(self.roots.values()):
+            n_before = len(found)
+            for parameter in root.parameters():
+                if parameter.grad is not None and id(parameter) not in stepped:
+                    self._weigh(found, parameter.grad)
+            if len(found) > n_before:
+                models.append(type(root).__name__)
+        total = sum(found.values())
+        if total != self.unused:
+            self.unused = total
+            self.recorder.add("user", f"unused_gradients={total} bytes, {', '.join(models[:4])}")
 
     def _weigh(self, found: dict[_At, int], value: Any) -> None:
         if isinstance(value, self.torch.Tensor) and value.is_cuda:

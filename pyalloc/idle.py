@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pyalloc.analysis import Analysis, Phase
 from pyalloc.findings import outermost
 from pyalloc.units import MIB
 
-_Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
+Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
 
 
-def _runs(phases: list[Phase]) -> Iterator[_Run]:
+def runs_of(phases: Iterable[Phase]) -> Iterator[Run]:
     """Forward passes in a row without a backward between them, and the backwards that follow at once."""
     run: list[Phase] = []
     backwards: list[Phase] = []
@@ -31,7 +31,7 @@ def _runs(phases: list[Phase]) -> Iterator[_Run]:
     yield run, backwards
 
 
-def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
+def is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?
 
     Most of the blocks, or most of the bytes: an output that a variable holds is a large one of many, or one of a few.
@@ -51,7 +51,7 @@ def _n_freed(backwards: list[Phase]) -> int:
     return backwards[0].n_live_begin + made - backwards[-1].n_live_end if backwards else 0
 
 
-def _is_freed_later(run: list[Phase], backwards: list[Phase], after: _Run) -> bool:
+def _is_freed_later(run: list[Phase], backwards: list[Phase], after: Run) -> bool:
     """Do the next backwards free what these leave of the passes, as those of a GAN's generator do?"""
     passes, later = after
     kept = sum(phase.n_left for phase in run) - _n_freed(backwards)
@@ -73,10 +73,10 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
     retained: list[list[Phase]] = []
     if not knows_backwards(analysis):
         return found, retained
-    runs = list(_runs(_without_workspaces(analysis)))
-    nothing: _Run = [], []
+    runs = list(runs_of(_without_workspaces(analysis)))
+    nothing: Run = [], []
     for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
-        if _is_freed(run, backwards) or _is_freed_later(run, backwards, after):
+        if is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
         # The last forward of a run may be that of a training step whose backward follows.
         idle = run[: max(len(run) - len(backwards), 0)]

@@ -209,6 +209,16 @@ def is_backward(frames: tuple[Frame, ...]) -> bool:
     return not frames or is_autograd(frames) or any(_BACKWARD.search(f) for _, f, _ in frames)
 
 
+def is_checkpoint(frames: tuple[Frame, ...]) -> bool:
+    """Does torch.utils.checkpoint run it?"""
+    return any(file.endswith("/torch/utils/checkpoint.py") for _, file, _ in frames)
+
+
+def is_loaded(frames: tuple[Frame, ...]) -> bool:
+    """Does torch.load() bring it to the device?"""
+    return any(name == "load" and f.endswith("/torch/serialization.py") for name, f, _ in frames)
+
+
 def is_cublas(frames: tuple[Frame, ...]) -> bool:
     """Does torch make cuBLAS its workspace here?  Known where C++ frames were recorded."""
     return any(_WORKSPACE.match(name) for name, _, _ in frames)

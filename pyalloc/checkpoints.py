@@ -1,0 +1,189 @@
+"""Where torch.utils.checkpoint would help, and how far the peak would fall."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from pyalloc import source
+from pyalloc.analysis import Advice, Analysis, layers_of
+from pyalloc.falling import falls_by
+from pyalloc.moments import Block
+from pyalloc.units import size
+
+T = TypeVar("T")
+_SHARE = 0.15  # of the peak: saving less is not worth doing it all again
+_USERS = ("forward", "loss", "backward")
+_SWITCHES = {  # of libraries' models: checkpointing of all layers
+    "transformers": "model.gradient_checkpointing_enable()",
+    "diffusers": "model.enable_gradient_checkpointing()",
+    "timm": "model.set_grad_checkpointing()",
+}
+
+
+def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
+    """Of layers, of the modules of a sequence, and of functions.  idle: what no backward is for."""
+    peak = analysis.peak
+    step = analysis.totals["peak_step"] or 0
+    # One's result, or its last part, which it does not make again.
+    done = {n for n in {b.stack for b in peak.blocks} if source.is_checkpoint(analysis.frames(n))}
+    held = [
+        b
+        for b in peak.blocks
+        if analysis.category(b) == "activations"
+        and b.phase != "inference"  # which has no backward
+        and b not in idle
+        and not 0 <= b.step < step - 1  # their backward was long ago: something else keeps them
+        and b.stack not in done
+    ]
+    least = peak.allocated_bytes * _SHARE
+    layers: dict[str, dict[str, list[Block]]] = {}
+    for block in held:
+        family = layers_of(block.module)
+        if family:
+            layer = block.module.split(".")[family.count(".")]
+            layers.setdefault(family, {}).setdefault(layer, []).append(block)
+    for family, members in layers.items():
+        if len(members) == 1 or sum(b.bytes for blocks in members.values() for b in blocks) < least:
+            continue
+        inner = family.count(".")
+        has_inner = any(b.module.count(".") > inner for blocks in members.values() for b in blocks)
+        if has_inner or len(members) >= 4:
+            held = [block for block in held if layers_of(block.module) != family]
+            made = _of_layers if has_inner else _of_sequence
+            yield from made(family, list(members.values()), analysis)
+    functions: dict[str, list[Block]] = {}
+    for block in held:
+        where = source.inside(analysis.frames(block.stack)) or analysis.place(block.stack)
+        if where is not None:
+            functions.setdefault(where.function, []).append(block)
+    for name, blocks in functions.items():
+        if len(blocks) >= 4 and _is_in_sequence(blocks, analysis):
+            yield from _of_sequence("*", [[block] for block in blocks], analysis)
+        elif len(blocks) >= 4:
+            yield from _of_function(name, blocks, held, analysis)
+
+
+def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
+    sizes = [sum(block.bytes for block in blocks) for blocks in members]
+    saved = _worth(_saved_again(members), [b for blocks in members for b in blocks], analysis)
+    if saved:
+        how = _checkpointing(analysis, members[0], "each")
+        yield Advice(
+            "checkpoint",
+            f"activations in {_modules(family, len(members))} hold {size(sum(sizes))} at the peak, "
+            f"{size(max(sizes))} at most in one. {how} would make them again in backward, one module's at a time; "
+            f"what goes from one to the next stays. The peak falls by about {size(saved)} then.",
+            saved,
+        )
+
+
+def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
+    """One around all would make everything again at once, and one around each keeps what goes into the next."""
+    members = sorted(members, key=lambda blocks: blocks[0].alloc_event)
+    blocks = [block for each in members for block in each]
+    total = sum(block.bytes for block in blocks)
+    n_parts = math.isqrt(len(members))
+    parts = [[b for each in part for b in each] for part in _in_parts(members, n_parts)]
+    # What goes into a part may be none of what is kept without: then there is more.
+    sizes = [sum(block.bytes for block in part) for part in parts]
+    between = sum(max(part, key=lambda b: b.alloc_event).bytes for part in parts[:-1])
+    n_passes = min(map(_calls, members))
+    last = sizes[-1] if n_passes > 1 else 0  # in which nothing is made again
+    saved = total - n_passes * between - last - max(sizes) // n_passes
+    saved = _worth(saved, blocks, analysis)
+    if saved:
+        yield Advice(
+            "checkpoint",
+            f"activations in {_modules(family, len(members))} hold {size(total)} at the peak. "
+            f"torch.utils.checkpoint.checkpoint_sequential(sequence, {n_parts}, x, use_reentrant=False), in place of "
+            f"sequence(x), would make them again in backward, one part of {n_parts} at a time (a checkpoint around "
+            f"all of it would save nothing). The peak falls by up to {size(saved)} then.",
+            saved,
+        )
+
+
+def _of_function(
+    name: str, blocks: list[Block], held: list[Block], analysis: Analysis
+) -> Iterator[Advice]:
+    blocks = sorted(blocks, key=lambda block: block.alloc_event)
+    total = sum(block.bytes for block in blocks)
+    n_calls = _calls(blocks)
+    if n_calls > 1:
+        parts = [sum(block.bytes for block in part) for part in _in_parts(blocks, n_calls)]
+        saved = total - max(parts)
+    else:
+        # All of it is made again at once, when what was made after it is gone.
+        after = sum(b.bytes for b in held if b.alloc_event > blocks[-1].alloc_event)
+        saved = min(total - max(block.bytes for block in blocks), after)
+    saved = _worth(saved, blocks, analysis)
+    if saved:
+        how = _checkpointing(analysis, blocks)
+        fused = (
+            " pyalloc.ops has fused attention that keeps little for backward."
+            if "attention" in name.lower() and how not in _SWITCHES.values()
+            else ""
+        )
+        yield Advice(
+            "checkpoint",
+            f"{len(blocks)} activations of {name} hold {size(total)} at the peak. {how} would make them again in "
+            f"backward instead of keeping them: the peak falls by up to {size(saved)} then.{fused}",
+            saved,
+        )
+
+
+def _modules(family: str, n: int) -> str:
+    return f"{n} modules of the model" if family == "*" else f"the {n} modules {family}"
+
+
+def _is_in_sequence(blocks: list[Block], analysis: Analysis) -> bool:
+    """Did a line of the user's call an nn.Sequential that made them?"""
+    for block in blocks:
+        frames = analysis.frames(block.stack)
+        torchs = itertools.takewhile(lambda frame: source.is_foreign(frame[1]), frames)
+        if any(file.endswith("/torch/nn/modules/container.py") for _, file, _ in torchs):
+            return True
+    return False
+
+
+def _calls(blocks: list[Block]) -> int:
+    """How often a function was called for these, at least: some lines make several in each call."""
+    return min(Counter(block.stack for block in blocks).values())
+
+
+def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
+    """In their order, as many in each, or one fewer in the last ones."""
+    begin = 0
+    for part in range(n):
+        end = begin + (len(found) - begin) // (n - part)
+        yield list(found[begin:end])
+        begin = end
+
+
+def _worth(saved: int, blocks: list[Block], analysis: Analysis) -> int:
+    """As much, or less where the peak of another phase stays; 0: too little."""
+    saved = min(saved, falls_by(blocks, analysis, _USERS))
+    return saved if saved > analysis.peak.allocated_bytes * _SHARE else 0
+
+
+def _saved_again(members: list[list[Block]]) -> int:
+    """What is kept of some modules less what is with a checkpoint around each: what goes into them, and one's own."""
+    in_order = sorted(members, key=lambda blocks: max(b.alloc_event for b in blocks))
+    sizes = [sum(block.bytes for block in blocks) for blocks in in_order]
+    # A module makes last what goes into the next one; of the last of them it may be gone.
+    results = [max(blocks, key=lambda b: b.alloc_event).bytes for blocks in in_order]
+    results[-1] = min(results[-2:])
+    return sum(sizes) - sum(results) - max(a - b for a, b in zip(sizes, results, strict=True))
+
+
+def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:
+    """The library's own switch, where the model is a library's."""
+    for block in blocks:
+        for _, file, _ in analysis.frames(block.stack):
+            for library, switch in _SWITCHES.items():
+                if f"-packages/{library}/models/" in file:
+                    return switch
+    return f"torch.utils.checkpoint around {what}"

@@ -1,0 +1,50 @@
+"""How far the peak falls if some of what is alive at it is not there: to what is left, or to another phase's peak."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Collection, Iterable
+
+from pyalloc.analysis import Analysis
+from pyalloc.moments import Block
+
+# Whose peaks count: a phase of the program's own may be a whole step, with the peak of it.
+_PHASES = ("forward", "loss", "inference", "backward", "optimizer")
+
+
+def falls_by(dropped: Iterable[Block], analysis: Analysis, alike: Collection[str]) -> int:
+    """Of blocks that are alive at the peak and need not be.
+
+    alike: names of phases that go without such blocks; where none of these is alive, others are, which go as well.
+    """
+    blocks = list(dropped)
+    peak = analysis.totals["peak_event"]
+    alive_at = _alive_at(blocks, peak)
+    elsewhere = 0
+    for phase in analysis.phases:
+        if phase.name not in _PHASES or phase.begin < peak <= phase.end:
+            continue
+        if phase.name not in alike:
+            elsewhere = max(elsewhere, phase.peak_bytes)
+        else:
+            # All of them are alive at the peak: nearest to it are most, and so is the phase's own peak.
+            alive = alive_at(phase.end if phase.end <= peak else phase.begin)
+            elsewhere = max(elsewhere, phase.peak_bytes - alive if alive else 0)
+    left: int = analysis.totals["peak_bytes"] - elsewhere
+    return max(min(sum(block.bytes for block in blocks), left), 0)
+
+
+def _alive_at(blocks: list[Block], peak: int) -> Callable[[int], int]:
+    """How much of them is alive at an event: there may be thousands of either."""
+    made = sorted((block.alloc_event, block.bytes) for block in blocks)
+    freed = sorted((block.free_event, block.bytes) for block in blocks if block.free_event)
+    by_made = list(itertools.accumulate((n for _, n in made), initial=0))
+    by_freed = list(itertools.accumulate((n for _, n in freed), initial=0))
+
+    def alive_at(event: int) -> int:
+        if event <= peak:  # freed later, all of them
+            return by_made[bisect.bisect_right(made, event, key=lambda each: each[0])]
+        return by_made[-1] - by_freed[bisect.bisect_left(freed, event, key=lambda each: each[0])]
+
+    return alive_at

@@ -1,0 +1,139 @@
+"""What a training can do otherwise: its optimizer's step, the loss over many classes, one backward for many passes."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator
+
+from pyalloc import source
+from pyalloc.analysis import Advice, Analysis, Phase
+from pyalloc.falling import falls_by
+from pyalloc.idle import is_freed, runs_of
+from pyalloc.moments import Block
+from pyalloc.units import size
+
+_SHARE = 0.05  # of the peak: saving less is not worth a word
+_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # optimizers that have fused=True on a GPU
+_AT_ONCE = (
+    4  # temporaries of one parameter's size, at most, where a step goes through them one by one
+)
+_PARTS = 8  # of the rows of a loss
+
+
+def advice(analysis: Analysis) -> Iterator[Advice]:
+    """Each only where it saves something."""
+    yield from _foreach(analysis)
+    yield from _logits(analysis)
+    yield from _one_backward(analysis)
+
+
+def _is_worth(saved: int, analysis: Analysis) -> bool:
+    return saved > _SHARE * analysis.peak.allocated_bytes
+
+
+def _foreach(analysis: Analysis) -> Iterator[Advice]:
+    """Temporaries of all parameters at once."""
+    found = [
+        block
+        for block in analysis.peak.blocks
+        if analysis.category(block) == "temporaries"
+        and source.optimizer(analysis.frames(block.stack))
+        and any(name.startswith("_multi_tensor_") for name, _, _ in analysis.frames(block.stack))
+    ]
+    if not found:
+        return
+    name = source.optimizer(analysis.frames(found[0].stack))
+    held = sum(block.bytes for block in found)
+    falls = falls_by(found, analysis, ("optimizer",))
+    one = _AT_ONCE * max(block.bytes for block in found)
+    saved = falls if name in _FUSED else min(falls, held - one)
+    if not _is_worth(saved, analysis):
+        return
+    way = (
+        "fused=True, given to the optimizer, makes none"
+        if name in _FUSED
+        else "foreach=False, given to the optimizer, makes those of one parameter at a time"
+    )
+    yield Advice(
+        "foreach",
+        f"{size(held)} at the peak are temporaries of the optimizer's step, which takes all parameters at once "
+        f"(foreach): {way}. The peak falls by about {size(saved)} then.",
+        saved,
+    )
+
+
+def _is_cross_entropy(frames: tuple[source.Frame, ...]) -> bool:
+    return any(
+        name == "cross_entropy" and file.endswith("/torch/nn/functional.py")
+        for name, file, _ in frames
+    )
+
+
+def _logits(analysis: Analysis) -> Iterator[Advice]:
+    """What cross_entropy() makes is as large as its logits, and so are the gradients of both."""
+    peak = analysis.peak
+    # In backward a checkpoint makes those of one part again.
+    stacks = {block.stack for block in peak.blocks if block.phase != "backward"}
+    of_losses = {stack for stack in stacks if _is_cross_entropy(analysis.frames(stack))}
+    made = [b for b in peak.blocks if b.stack in of_losses and b.phase != "backward"]
+    most = max(made, key=lambda block: block.bytes, default=None)
+    if most is None or not _is_worth(most.bytes, analysis):
+        return
+    # In half precision they may be there as well.
+    alike = (most.bytes, most.bytes // 2)
+    found = [b for b in peak.blocks if b.bytes in alike and b.category != "parameters"]
+    held = sum(block.bytes for block in found)
+    part = most.bytes * len(found) // _PARTS
+    users = ("forward", "loss", "backward")
+    saved = min(falls_by(found, analysis, users), held - part)
+    if len(found) >= 2 and saved > held / 4 and held > peak.allocated_bytes / 4:
+        yield Advice(
+            "logits",
+            f"{len(found)} tensors of {size(most.bytes)} or half of it hold {size(held)} at the peak: the logits of "
+            f"{analysis.place(most.stack)}, their log-softmax, the gradients of both. Done for a part of the rows at "
+            "a time, with a torch.utils.checkpoint around the last layer and the loss of each part, only one part's "
+            "are there; torch 2.14 has torch.nn.functional.linear_cross_entropy(..., "
+            f"options=torch.nn.LinearCrossEntropyOptions()). The peak falls by up to {size(saved)} then.",
+            saved,
+        )
+
+
+def _one_backward(analysis: Analysis) -> Iterator[Advice]:
+    """Passes that all wait for one backward: parts of a batch whose losses are added up before it."""
+    peak = analysis.totals["peak_event"]
+    for run, backwards in runs_of(analysis.phases):
+        if len(run) < 2 or not backwards or not run[0].begin < peak <= backwards[-1].end:
+            continue
+        kept = _by_pass(run, analysis)
+        if len(backwards) > 1 or len(kept) < 2 or not is_freed(run, backwards):
+            continue
+        first, *rest = ({block.stack for block in blocks} for blocks in kept)
+        sizes = [sum(block.bytes for block in blocks) for blocks in kept]
+        if any(stacks != first for stacks in rest):
+            continue  # of several models, or an encoder and a decoder
+        most = sizes.index(max(sizes))
+        dropped = [b for i, blocks in enumerate(kept) if i != most for b in blocks]
+        saved = falls_by(dropped, analysis, ("forward", "loss", "backward"))
+        if _is_worth(saved, analysis):
+            yield Advice(
+                "one_backward",
+                f"{len(run)} forward passes in a row keep {size(max(sizes))} each, until one backward frees them all. "
+                "If they are parts of a batch whose losses are added up, call backward() for each one's loss: the "
+                f"gradients add up as well, and the peak falls by about {size(saved)}. Passes that go into one "
+                "another, or whose outputs one loss compares, need all of it.",
+                saved,
+            )
+        return
+
+
+def _by_pass(run: list[Phase], analysis: Analysis) -> list[list[Block]]:
+    """What they made that is alive at the peak, of those that have something."""
+    ends = [phase.end for phase in run]
+    found: dict[int, list[Block]] = defaultdict(list)
+    for block in analysis.peak.blocks:
+        i = bisect.bisect_left(ends, block.alloc_event)
+        is_activation = block.alloc_event not in analysis.workspaces and not block.category
+        if i < len(run) and run[i].begin < block.alloc_event and is_activation:
+            found[i].append(block)
+    return [found[i] for i in sorted(found)]

@@ -1,0 +1,200 @@
+"""What a training is told to do otherwise: done so, its peak falls as far as was said."""
+
+from __future__ import annotations
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import MIB, kinds
+from pyalloc import trace
+
+LAYERS = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+    def layers(n, width):
+        return nn.Sequential(*[m for i in range(n) for m in (nn.Linear(width, width, bias=False), nn.GELU())]).cuda()
+"""
+ZEROED_LATE = (
+    LAYERS
+    + """
+    model = layers(4, 1024)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        BEFORE
+        out = model(torch.randn(512, 1024, device="cuda"))
+        loss = (out * out).mean()
+        AFTER
+        loss.backward()
+        optimizer.step()
+"""
+)
+FOREACH = (
+    LAYERS
+    + """
+    model = layers(8, 1024)
+    optimizer = torch.optim.AdamW(model.parameters()FUSED)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+"""
+)
+LOGITS = (
+    LAYERS
+    + """
+    body, head = layers(1, 256), nn.Linear(256, 16000, bias=False).cuda()
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    targets = torch.zeros(2048, dtype=torch.long, device="cuda")
+
+    def loss_of(hidden, targets):
+        return F.cross_entropy(head(hidden).float(), targets)
+
+    for step in range(3):
+        optimizer.zero_grad()
+        hidden = body(torch.randn(2048, 256, device="cuda"))
+        LOSS
+        loss.backward()
+        optimizer.step()
+"""
+)
+PARTS = "zip(hidden.chunk(8), targets.chunk(8))"
+IN_PARTS = f"loss = sum(checkpoint(loss_of, *part, use_reentrant=False) for part in {PARTS})"
+ACCUMULATED = (
+    LAYERS
+    + """
+    model = layers(4, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        total = 0
+        for part in range(4):
+            loss = model(torch.randn(4096, 512, device="cuda")).square().mean() / 4
+            EACH
+        ALL
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+SEQUENCE = (
+    LAYERS
+    + """
+    model = layers(8, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.randn(8192, 512, device="cuda")
+        CALL.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+LOADED = (
+    LAYERS
+    + """
+    import io
+    model, file = layers(4, 1024), io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(fileWHERE)
+    model.load_state_dict(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+RETAINED = (
+    LAYERS
+    + """
+    model = layers(4, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        out = model(torch.randn(8192, 512, device="cuda"))
+        out.square().mean().backward(RETAIN)
+        optimizer.step()
+"""
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("kind", "program", "before", "after"),
+    [
+        (
+            "zero_grad",
+            ZEROED_LATE,
+            {"BEFORE": "", "AFTER": "optimizer.zero_grad()"},
+            {"BEFORE": "optimizer.zero_grad()", "AFTER": ""},
+        ),
+        ("foreach", FOREACH, {"FUSED": ""}, {"FUSED": ", fused=True"}),
+        ("logits", LOGITS, {"LOSS": "loss = loss_of(hidden, targets)"}, {"LOSS": IN_PARTS}),
+        (
+            "one_backward",
+            ACCUMULATED,
+            {"EACH": "total = total + loss", "ALL": "total.backward()"},
+            {"EACH": "loss.backward()", "ALL": ""},
+        ),
+        (
+            "checkpoint",
+            SEQUENCE,
+            {"CALL": "model(x)"},
+            {"CALL": "checkpoint_sequential(model, 4, x, use_reentrant=False)"},
+        ),
+        ("loaded", LOADED, {"WHERE": ""}, {"WHERE": ', map_location="cpu"'}),
+        ("stale", RETAINED, {"RETAIN": "retain_graph=True"}, {"RETAIN": ""}),
+    ],
+    ids=["zero_grad", "foreach", "logits", "one_backward", "checkpoint", "loaded", "stale"],
+)
+def test_the_peak_falls_as_said(
+    record: Record, kind: str, program: str, before: dict[str, str], after: dict[str, str]
+) -> None:
+    found, peaks = [], []
+    for words in (before, after):
+        text = program
+        for word, instead in words.items():
+            text = text.replace(word, instead)
+        path = record(text)
+        found.append(kinds(path))
+        peaks.append(trace.analyse(path).totals["peak_bytes"])
+    said, fell = found[0][kind].saved_bytes or 0, peaks[0] - peaks[1]
+    assert fell > 0.05 * peaks[0]
+    assert 0.75 * fell <= said <= 1.15 * fell, (said / MIB, fell / MIB)
+    assert kind not in found[1]
+
+
+@pytest.mark.torch
+def test_a_checkpoint_around_all_of_it_is_not_proposed(record: Record) -> None:
+    """Backward would make everything again at once: the peak of SEQUENCE would stay."""
+    text = kinds(record(SEQUENCE.replace("CALL", "model(x)")))["checkpoint"].text
+    assert "checkpoint_sequential(sequence, 4, x" in text
+    assert "around it" not in text
+
+
+@pytest.mark.torch
+def test_gradients_that_no_optimizer_steps(record: Record) -> None:
+    program = (
+        LAYERS
+        + """
+    teacher, model = layers(4, 1024), layers(1, 1024)
+    teacher.requires_grad_(TRAINED)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(OTHER, lr=0.1)
+    for step in range(4):
+        x = torch.randn(256, 1024, device="cuda")
+        (model(x) - teacher(x)).square().mean().backward()
+        for each in (optimizer, other):
+            each.step()
+            each.zero_grad()
+    """
+    )
+    own = "[torch.zeros(1, device='cuda')]"
+    found = kinds(record(program.replace("TRAINED", "True").replace("OTHER", own)))
+    assert found["unused_gradients"].text.startswith("16.0 MiB of gradients are of parameters that")
+    assert "of Sequential" in found["unused_gradients"].text
+    # zero_grad() of an optimizer would not clear them.
+    assert not found.keys() & {"zero_grad", "checkpoint"}
+    for words in (("False", own), ("True", "teacher.parameters()")):
+        text = program.replace("TRAINED", words[0]).replace("OTHER", words[1])
+        assert "unused_gradients" not in kinds(record(text))
