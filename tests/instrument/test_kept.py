@@ -202,26 +202,6 @@ def test_an_optimizer_that_no_set_takes(record: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "optimizers", "told"), [(5, "", True), (4, "", False), (5, "SGD", False)]
-)
-def test_a_training_without_torchs_optimizers_is_told_how_to_mark_steps(
-    plan: Plan, n: int, optimizers: str, told: bool
-) -> None:
-    """Fastai's are none; one that accumulates gradients has them, and few steps."""
-    if optimizers:
-        plan.event("user", f"optimizers={optimizers}")
-    plan.event("step", "step", arg=0)
-    for _ in range(n):
-        plan.event("phase_begin", "backward")
-        plan.event("alloc", addr=1 << 30, bytes=MIB)
-        plan.event("free_requested", addr=1 << 30)
-        plan.event("phase_end", "backward")
-    verdict = trace.analyse(plan.done()).leak_verdict
-    assert verdict.startswith("leak not known: 1 step began")
-    assert ("pyalloc.step()" in verdict) == told
-
-
-@pytest.mark.parametrize(
     ("every", "replaced"), [(3, False), (3, True), (1, False), (1, True), (20, False)]
 )
 def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None:
