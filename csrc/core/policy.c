@@ -34,6 +34,11 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
+/* Patience is for all that is unused, not for one growth: of programs whose large requests are each some percent of what
+ * is live a growth is cheap beside stitching, and one after the other they came to a quarter.  Once memory would pass peak
+ * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was. */
+#define EXCESS_FREE 0.02
+#define EXCESS_PATIENCE 250.0
 /* reuse() tells how often a stitched range was used again, as if REUSE_PRIOR ranges had been used once each before the
  * first.  Ranges that are used again make up for their cost: late patience is multiplied by it, at most by REUSE_MOST.
  * Below REUSE_LEAST a growth does not clear the debt of stitching, but takes off GROWTH_PAYS times the cost of its new
@@ -242,6 +247,14 @@ patience_late(const struct pya_card *card) {
     return BALANCED_PATIENCE_LATE * (times < REUSE_MOST ? times : REUSE_MOST);
 }
 
+/* How many times the usual patience, by what memory would pass peak live if it grew. */
+static double
+excess_patience(const struct pya_card *card, const struct pya_plea *plea) {
+    size_t grown = card->reserved_bytes + (plea->n - plea->n_missing) * PYA_PAGE;
+    double excess = (double)grown / (double)peak_with(card, plea->bytes) - 1 - EXCESS_FREE;
+    return excess > 0 ? 1 + EXCESS_PATIENCE * excess : 1;
+}
+
 static enum pya_plan
 plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
     const struct pya_card *card = arena->card;
@@ -251,6 +264,8 @@ plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
         patience = BALANCED_PATIENCE * thrift(card);
     } else if (is_rising(arena, plea)) {
         patience = 0;
+    } else {
+        patience *= excess_patience(card, plea);
     }
     return plan_save(arena, plea, patience);
 }

@@ -63,6 +63,102 @@ test_rising_memory_is_not_stitched(void) {
     world_fini(&world);
 }
 
+enum { LAYERS = 12 };
+
+/* A training of a dozen layers, none of which keeps what it computes between: backward computes it again, up to 64 MiB a
+ * piece where 700 are live; another length in each step. */
+struct checkpointed {
+    struct world *world;
+    size_t wide, narrow; /* bytes */
+    pya_dptr x[LAYERS + 1];
+    pya_dptr weights[LAYERS][2], state[LAYERS][4], grads[LAYERS][2];
+};
+
+static pya_dptr
+instead_of(struct world *world, size_t bytes, pya_dptr old) {
+    pya_dptr next = take(world, bytes, 0);
+    give(world, old);
+    return next;
+}
+
+static void
+checkpointed_forward(struct checkpointed *c) {
+    struct world *world = c->world;
+    c->x[0] = take(world, c->narrow, 0);
+    for (int i = 0; i < LAYERS; i++) {
+        pya_dptr wide = instead_of(world, c->wide, take(world, c->narrow, 0));
+        pya_dptr out = instead_of(world, c->narrow, instead_of(world, c->wide, wide));
+        c->x[i + 1] = instead_of(world, c->narrow, out);
+    }
+}
+
+static void
+checkpointed_backward(struct checkpointed *c) {
+    struct world *world = c->world;
+    pya_dptr grad = take(world, c->narrow, 0);
+    for (int i = LAYERS - 1; i >= 0; i--) {
+        pya_dptr norm = take(world, c->narrow, 0);
+        pya_dptr wide = take(world, c->wide, 0);
+        pya_dptr active = take(world, c->wide, 0);
+        give(world, instead_of(world, c->narrow, take(world, c->narrow, 0)));
+        pya_dptr of_active = take(world, c->wide, 0);
+        c->grads[i][0] = take(world, 4 * MIB, 0);
+        give(world, active);
+        pya_dptr of_wide = instead_of(world, c->wide, of_active);
+        give(world, wide);
+        c->grads[i][1] = take(world, 4 * MIB, 0);
+        pya_dptr of_norm = instead_of(world, c->narrow, of_wide);
+        give(world, norm);
+        grad = instead_of(world, c->narrow, grad);
+        give(world, of_norm);
+        give(world, c->x[i + 1]);
+    }
+    give(world, grad);
+    give(world, c->x[0]);
+}
+
+static void
+checkpointed_step(struct checkpointed *c, bool is_first) {
+    pya_dptr scratch[2 * LAYERS];
+    for (int i = 0; i < 4 * LAYERS && is_first; i++) {
+        c->state[i / 4][i % 4] = take(c->world, 4 * MIB, 0);
+    }
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        scratch[i] = take(c->world, 4 * MIB, 0);
+    }
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        give(c->world, scratch[i]);
+    }
+}
+
+/* Each growth alone is cheap beside stitching so much; together they came to a quarter of what is live. */
+static void
+test_large_requests_of_a_small_program(void) {
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    struct checkpointed c = {.world = &world};
+    world_init(&world, "");
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        c.weights[i / 2][i % 2] = take(&world, 4 * MIB, 0);
+    }
+    for (size_t step = 0; step < 40; step++) {
+        c.narrow = (5 * MIB + (step * 7919 % 1024 + 1) * 11 * MIB / 1024) & ~(size_t)511;
+        c.wide = 4 * c.narrow;
+        checkpointed_forward(&c);
+        for (int i = 0; i < 2 * LAYERS && step > 0; i++) {
+            give(&world, c.grads[i / 2][i % 2]);
+        }
+        checkpointed_backward(&c);
+        checkpointed_step(&c, step == 0);
+    }
+    size_t peak_live = (size_t)stat_of(world.heap, 0, "allocated_bytes.all.peak");
+    CHECK(reserved(&world) <= peak_live + peak_live / 12);
+    for (int i = 0; i < 8 * LAYERS; i++) {
+        pya_dptr *const of[] = {c.weights[i / 8], c.state[i / 8], c.grads[i / 8]};
+        give(&world, i % 8 < 2 ? of[0][i % 8] : i % 8 < 6 ? of[1][i % 8 - 2] : of[2][i % 8 - 6]);
+    }
+    world_fini(&world);
+}
+
 /* What is asked for again and again in the place of what left holes: a range that comes back, not pages moved each time. */
 static void
 test_repeated_tensors_settle(void) {
@@ -337,6 +433,7 @@ static const struct check_case cases[] = {
     {"segments_of_several_make_room", test_segments_of_several_make_room},
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
     {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
+    {"large_requests_of_a_small_program", test_large_requests_of_a_small_program},
     {"repeated_tensors_settle", test_repeated_tensors_settle},
     {"ranges_waste_little", test_ranges_waste_little},
     {"little_memory_grows_slowly", test_little_memory_grows_slowly},

@@ -179,7 +179,7 @@ def text(tmp_path_factory):
     return (out / "ops.cu").read_bytes()
 
 
-SPILLED_BYTES = 28  # of a kernel, the most: nvcc 13.0 for 8.0 (none for 9.0)
+SPILLED_BYTES = 32  # of a kernel, the most: nvcc 13.0 for 10.0 (28 for 8.0, 20 for 9.0)
 SPILLED_BY_NVRTC = (
     52  # 13.0 for 8.0 (24 for 9.0): addresses that are made once and read once a tile, by its SASS
 )
