@@ -105,7 +105,7 @@ pya_ladder_refit(struct pya_arena *arena, size_t bytes, bool is_small, struct py
 pya_status
 pya_ladder_grow(
     struct pya_arena *arena, size_t bytes, struct pya_block *hole, size_t n, bool is_small) {
-    size_t n_least = pya_policy_step(arena, n);
+    size_t n_least = pya_policy_step(arena, bytes, n);
     size_t n_padded = n > n_least ? n : n_least;
     size_t n_room = hole->bytes / PYA_PAGE;
     n_padded = n_padded < n_room ? n_padded : n_room;

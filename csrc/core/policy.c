@@ -36,8 +36,10 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 #define BALANCED_EARLY_SHARE 0.3
 /* Patience is for all that is unused, not for one growth: of programs whose large requests are each some percent of what
  * is live a growth is cheap beside stitching, and one after the other they came to a quarter.  Once memory would pass peak
- * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was. */
+ * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was; and of
+ * EXCESS_FROM pages a growth makes no page more than it needs. */
 #define EXCESS_FREE 0.02
+#define EXCESS_FROM 64
 #define EXCESS_PATIENCE 250.0
 /* reuse() tells how often a stitched range was used again, as if REUSE_PRIOR ranges had been used once each before the
  * first.  Ranges that are used again make up for their cost: late patience is multiplied by it, at most by REUSE_MOST.
@@ -107,10 +109,27 @@ policy_fill_bucket(struct pya_card *card, double cost_ns) {
     }
 }
 
+static size_t
+peak_with(const struct pya_card *card, size_t bytes) {
+    size_t live = card->live_bytes + bytes;
+    return live > card->peak_live_bytes ? live : card->peak_live_bytes;
+}
+
+/* By how much of peak live memory would pass it, and what of it is free, if n pages were made for a request. */
+static double
+excess_with(const struct pya_card *card, size_t bytes, size_t n) {
+    double grown = (double)(card->reserved_bytes + n * PYA_PAGE);
+    return grown / (double)peak_with(card, bytes) - 1 - EXCESS_FREE;
+}
+
 size_t
-pya_policy_step(const struct pya_arena *arena, size_t n_pages) {
+pya_policy_step(const struct pya_arena *arena, size_t bytes, size_t n_pages) {
     const struct pya_card *card = arena->card;
     if (card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(card, n_pages)) {
+        return 1;
+    }
+    bool is_alone = !pya_card_is_shared(card) && card->options.memory == PYA_MEMORY_BALANCED;
+    if (is_alone && card->pages.n_live >= EXCESS_FROM && excess_with(card, bytes, n_pages) > 0) {
         return 1;
     }
     size_t n_share = card->pages.n_live / GROW_SHARE;
@@ -196,12 +215,6 @@ is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     return pya_policy_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
 }
 
-static size_t
-peak_with(const struct pya_card *card, size_t bytes) {
-    size_t live = card->live_bytes + bytes;
-    return live > card->peak_live_bytes ? live : card->peak_live_bytes;
-}
-
 /* Did live memory take what was spared before, time and again? */
 static bool
 is_rising(struct pya_arena *arena, const struct pya_plea *plea) {
@@ -247,14 +260,6 @@ patience_late(const struct pya_card *card) {
     return BALANCED_PATIENCE_LATE * (times < REUSE_MOST ? times : REUSE_MOST);
 }
 
-/* How many times the usual patience, by what memory would pass peak live if it grew. */
-static double
-excess_patience(const struct pya_card *card, const struct pya_plea *plea) {
-    size_t grown = card->reserved_bytes + (plea->n - plea->n_missing) * PYA_PAGE;
-    double excess = (double)grown / (double)peak_with(card, plea->bytes) - 1 - EXCESS_FREE;
-    return excess > 0 ? 1 + EXCESS_PATIENCE * excess : 1;
-}
-
 static enum pya_plan
 plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
     const struct pya_card *card = arena->card;
@@ -265,7 +270,8 @@ plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
     } else if (is_rising(arena, plea)) {
         patience = 0;
     } else {
-        patience *= excess_patience(card, plea);
+        double excess = excess_with(card, plea->bytes, plea->n - plea->n_missing);
+        patience *= excess > 0 ? 1 + EXCESS_PATIENCE * excess : 1;
     }
     return plan_save(arena, plea, patience);
 }

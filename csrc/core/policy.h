@@ -32,8 +32,8 @@ struct pya_plea {
 enum pya_plan pya_policy_plan(struct pya_arena *arena, const struct pya_plea *plea);
 /* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
 bool pya_policy_is_growing(const struct pya_arena *arena);
-/* How many pages a growth that needs n_pages should make at least; may be 0 for a pool that has little. */
-size_t pya_policy_step(const struct pya_arena *arena, size_t n_pages);
+/* How many pages a growth that needs n_pages for a request should make at least; may be 0 for a pool that has little. */
+size_t pya_policy_step(const struct pya_arena *arena, size_t bytes, size_t n_pages);
 /* So many handles were mapped for a stitch or a move. */
 void pya_policy_pay(struct pya_arena *arena, size_t n_handles);
 /* May up to n_pages come from other streams once more?  Streams that take them from each other in turn pay
