@@ -17,7 +17,7 @@ SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.made:
 	@said=$$("$(PYTHON)" -c '$(FITS)' 2>&1) || { echo "pyalloc needs Python 3.10 or newer, with the GIL; try make PYTHON=/path/to/python3.11"; \
@@ -78,6 +78,13 @@ soak: build ## threads, streams, devices and faults, for SOAK_MINUTES (30)
 .PHONY: valgrind
 valgrind: ## the C tests under memcheck
 	@$(MAKE) -s -C tests/c valgrind
+
+.PHONY: test-arm64
+test-arm64: ## the C tests as arm64 has them, by a cross compiler and qemu
+	@for tool in aarch64-linux-gnu-gcc aarch64-linux-gnu-g++ qemu-aarch64-static; do command -v $$tool >/dev/null || { \
+		echo "no $$tool (Debian: apt-get install gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user-static)"; exit 1; }; done
+	@$(MAKE) -s -C tests/c run CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ OUT=../../build/c/arm64 HOSTCUDA= \
+		RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 
 .PHONY: coverage
 coverage: build programs ## lines of csrc/ that the whole test suite runs

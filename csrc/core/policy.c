@@ -36,8 +36,9 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 #define BALANCED_EARLY_SHARE 0.3
 /* Patience is for all that is unused, not for one growth: of programs whose large requests are each some percent of what
  * is live a growth is cheap beside stitching, and one after the other they came to a quarter.  Once memory would pass peak
- * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was; and of
- * EXCESS_FROM pages a growth makes no page more than it needs. */
+ * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was, less once
+ * stitching has cost a lot (thrift()), for sizes that never come again are stitched for ever; and of EXCESS_FROM pages a
+ * growth makes no page more than it needs. */
 #define EXCESS_FREE 0.02
 #define EXCESS_FROM 64
 #define EXCESS_PATIENCE 250.0
@@ -51,7 +52,7 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 #define GROWTH_PAYS 1.25
 /* Patience with pages taken from other streams: since the stream last grew instead, what taking may cost of making. */
 #define TRANSFER_PATIENCE 8.0
-/* Streams that share memory begin to lose patience once that has cost this many times what creating all memory did. */
+/* Streams that share memory, and programs in excess, begin to lose patience once that has cost this many times what creating all memory did. */
 #define THRIFT_FROM 2.0
 /* Patience above the level (gc.h), early and late; with streams that share memory it is BALANCED_PATIENCE.  Twice as
  * much makes a program of ever new sizes three times slower. */
@@ -155,8 +156,8 @@ pya_policy_pay(struct pya_arena *arena, size_t n_handles) {
     }
 }
 
-/* Streams that share memory pay for it again and again.  Once that has cost twice what creating all memory did
- * they lose patience, quickly, so that each gets what it needs and calls grow rare. */
+/* Streams that share memory pay for it again and again, as do ever new sizes.  Once that has cost twice what creating all
+ * memory did they lose patience, quickly, so that each gets what it needs and calls grow rare. */
 static double
 thrift(const struct pya_card *card) {
     double spent = card->stitch_ns / (THRIFT_FROM * create_cost_ns(card->pages.n_live + 1));
@@ -271,7 +272,7 @@ plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
         patience = 0;
     } else {
         double excess = excess_with(card, plea->bytes, plea->n - plea->n_missing);
-        patience *= excess > 0 ? 1 + EXCESS_PATIENCE * excess : 1;
+        patience *= excess > 0 ? 1 + EXCESS_PATIENCE * excess * thrift(card) : 1;
     }
     return plan_save(arena, plea, patience);
 }
