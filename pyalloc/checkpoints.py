@@ -10,13 +10,12 @@ from typing import TypeVar
 
 from pyalloc import source
 from pyalloc.analysis import Advice, Analysis, layers_of
-from pyalloc.falling import falls_by
+from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
 from pyalloc.units import size
 
 T = TypeVar("T")
 _SHARE = 0.15  # of the peak: saving less is not worth doing it all again
-_USERS = ("forward", "loss", "backward")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
     "transformers": "model.gradient_checkpointing_enable()",
     "diffusers": "model.enable_gradient_checkpointing()",
@@ -165,7 +164,7 @@ def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
 
 def _worth(saved: int, blocks: list[Block], analysis: Analysis) -> int:
     """As much, or less where the peak of another phase stays; 0: too little."""
-    saved = min(saved, falls_by(blocks, analysis, _USERS))
+    saved = min(saved, falls_by(blocks, analysis, TRAINING))
     return saved if saved > analysis.peak.allocated_bytes * _SHARE else 0
 
 

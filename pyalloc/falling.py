@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Iterable
 from pyalloc.analysis import Analysis
 from pyalloc.moments import Block
 
+TRAINING = ("forward", "loss", "backward")  # in which activations are, or are made again
 # Whose peaks count: a phase of the program's own may be a whole step, with the peak of it.
-_PHASES = ("forward", "loss", "inference", "backward", "optimizer")
+_PHASES = (*TRAINING, "inference", "optimizer")
 
 
 def falls_by(dropped: Iterable[Block], analysis: Analysis, alike: Collection[str]) -> int:

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 from pyalloc import source
 from pyalloc.analysis import Advice, Analysis, Phase
-from pyalloc.falling import falls_by
+from pyalloc.falling import TRAINING, falls_by
 from pyalloc.idle import is_freed, runs_of
 from pyalloc.moments import Block
 from pyalloc.units import size
 
 _SHARE = 0.05  # of the peak: saving less is not worth a word
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # optimizers that have fused=True on a GPU
-_AT_ONCE = (
-    4  # temporaries of one parameter's size, at most, where a step goes through them one by one
-)
+# Temporaries of one parameter's size, at most, where a step goes through them one by one.
+_AT_ONCE = 4
 _PARTS = 8  # of the rows of a loss
 
 
@@ -85,8 +84,7 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
     found = [b for b in peak.blocks if b.bytes in alike and b.category != "parameters"]
     held = sum(block.bytes for block in found)
     part = most.bytes * len(found) // _PARTS
-    users = ("forward", "loss", "backward")
-    saved = min(falls_by(found, analysis, users), held - part)
+    saved = min(falls_by(found, analysis, TRAINING), held - part)
     if len(found) >= 2 and saved > held / 4 and held > peak.allocated_bytes / 4:
         yield Advice(
             "logits",
@@ -114,7 +112,7 @@ def _one_backward(analysis: Analysis) -> Iterator[Advice]:
             continue  # of several models, or an encoder and a decoder
         most = sizes.index(max(sizes))
         dropped = [b for i, blocks in enumerate(kept) if i != most for b in blocks]
-        saved = falls_by(dropped, analysis, ("forward", "loss", "backward"))
+        saved = falls_by(dropped, analysis, TRAINING)
         if _is_worth(saved, analysis):
             yield Advice(
                 "one_backward",

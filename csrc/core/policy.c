@@ -37,8 +37,8 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 /* Patience is for all that is unused, not for one growth: of programs whose large requests are each some percent of what
  * is live a growth is cheap beside stitching, and one after the other they came to a quarter.  Once memory would pass peak
  * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was, less once
- * stitching has cost a lot (thrift()), for sizes that never come again are stitched for ever; and of EXCESS_FROM pages a
- * growth makes no page more than it needs. */
+ * stitching has cost a lot (thrift()), for sizes that never come again are stitched for ever; and from EXCESS_FROM pages on
+ * a growth makes no page more than it needs. */
 #define EXCESS_FREE 0.02
 #define EXCESS_FROM 64
 #define EXCESS_PATIENCE 250.0
@@ -52,7 +52,8 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 #define GROWTH_PAYS 1.25
 /* Patience with pages taken from other streams: since the stream last grew instead, what taking may cost of making. */
 #define TRANSFER_PATIENCE 8.0
-/* Streams that share memory, and programs in excess, begin to lose patience once that has cost this many times what creating all memory did. */
+/* Streams that share memory, and programs in excess, begin to lose patience once that has cost this many times what
+ * creating all memory did. */
 #define THRIFT_FROM 2.0
 /* Patience above the level (gc.h), early and late; with streams that share memory it is BALANCED_PATIENCE.  Twice as
  * much makes a program of ever new sizes three times slower. */
@@ -116,7 +117,7 @@ peak_with(const struct pya_card *card, size_t bytes) {
     return live > card->peak_live_bytes ? live : card->peak_live_bytes;
 }
 
-/* By how much of peak live memory would pass it, and what of it is free, if n pages were made for a request. */
+/* What memory would be beyond peak live, less what is free to be, as a share of it, if n pages were made for a request. */
 static double
 excess_with(const struct pya_card *card, size_t bytes, size_t n) {
     double grown = (double)(card->reserved_bytes + n * PYA_PAGE);
