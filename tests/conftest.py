@@ -8,12 +8,9 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable
 
 import pytest
-from dry_support import COUNTED, dry_environment, dry_torch, python_for, run_checked
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
+from dry_support import COUNTED, RunPython, dry_environment, dry_torch, python_for, run_checked
 
 
 def pytest_configure() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import pytest
 import warm
 
 from pyalloc import _bootstrap, hostcuda
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]  # what the fixtures of conftest.py give
 
 ROOT = Path(__file__).parent.parent
 COUNTED = "parity"  # begins the names of what a test says of the tests inside of it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import RunPython
+from dry_support import RunPython
 
 from pyalloc import trace
 

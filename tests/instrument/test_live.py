@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunPython
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, RunPython
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, live, sweeping

@@ -11,7 +11,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from conftest import RunPython
+from dry_support import RunPython
 
 from instrument.plan_cases import KIB, Program, only, training
 from instrument.tools import MIB, Plan, pyalloc

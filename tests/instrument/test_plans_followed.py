@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import RunPython
+from dry_support import RunPython
 
 from instrument.conftest import Record
 from instrument.plan_cases import only, training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import RunPython
+from dry_support import RunPython
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import RunPython
-from dry_support import ROOT, run_checked
+from dry_support import ROOT, RunPython, run_checked
 
 
 def test_of_files(tmp_path: Path) -> None:
