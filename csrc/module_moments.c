@@ -8,7 +8,7 @@ typedef unsigned long long ull;
 
 /* ---- blocks: there may be millions, so their rows are what pyalloc.analysis.Block holds ---- */
 
-enum { BLOCK_FIELDS = 15 };
+enum { BLOCK_FIELDS = 16 };
 
 /* The texts that rows have named so far, each one object; NULL: not yet. */
 struct block_texts {
@@ -71,6 +71,7 @@ block_row(struct block_texts *texts, const struct pya_scan_block *b, uint64_t by
         block_text(texts, b->label),
         PyLong_FromUnsignedLong(b->pool),
         pya_module_scan_event(b->n_between),
+        PyLong_FromUnsignedLongLong(b->thread),
     };
     PyObject *row = PyTuple_New(BLOCK_FIELDS);
     for (Py_ssize_t i = 0; i < BLOCK_FIELDS; i++) {

@@ -1,163 +1,36 @@
 /* From the allocator's history to a trace file, without a Python object for each event: _core.HistoryWriter.
  *
- * Frames are numbered once: a table maps (caller's stack, code object or address, place in it) to the number the trace has for
- * it.  Code objects in the table are kept alive, so that their addresses stay theirs.
- *
  * The GIL is held while stacks are looked up, a piece at a time, and given up while a piece is written. */
 #include "module.h"
 
 #include "core/history.h"
+#include "module_frames.h"
 #include "module_stack.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    KEPT_FRAMES = 64, /* of a stack, the innermost */
     PIECE = 2048,     /* events */
-    MOST_AT_ONCE = 5, /* of one entry */
-    FIRST_SLOTS = 1024,
-};
-
-struct frame_slot {
-    void *key;
-    int place;
-    uint32_t parent;
-    uint32_t id; /* 0: empty */
+    MOST_AT_ONCE = 6, /* of one entry */
 };
 
 struct history_writer {
     PyObject ob_base;
-    PyObject *trace; /* _core.TraceWriter */
-    PyObject *codes; /* list: keeps them alive */
-    PyObject *used;  /* set of (device, pool): private pools of the trace that have a user */
+    PyObject *trace;       /* _core.TraceWriter */
+    PyObject *used;        /* set of (device, pool): private pools of the trace that have a user */
+    PyObject *thread_name; /* callable: what a thread is called, "": not known */
+    PyObject *threads;     /* set of those that were asked about */
+    uint32_t last_thread;  /* the one of them that came last */
     /* Where requests go in the trace, by device; (0, 0): no pool. */
     struct pya_pool_id routed[PYA_MAX_DEVICES];
-    struct frame_slot *slots;
-    size_t n_slots; /* power of two, or 0 */
-    size_t n_used;  /* <= n_slots / 2 */
-    bool is_busy;   /* a thread writes, perhaps without the GIL */
+    struct pya_frame_table frames;
+    bool is_busy; /* a thread writes, perhaps without the GIL */
 };
 
 static struct history_writer *
 history_from(PyObject *self) {
     return (struct history_writer *)self;
-}
-
-/* ---- frames ---- */
-
-static size_t
-slot_of(const struct history_writer *h, const struct pya_stack_frame *frame, uint32_t parent) {
-    uint64_t hash = (uint64_t)(uintptr_t)frame->key * UINT64_C(0x9E3779B97F4A7C15);
-    hash = (hash ^ ((uint64_t)(uint32_t)frame->at << 32 | parent)) * UINT64_C(0xD6E8FEB86659FD93);
-    size_t at = (size_t)(hash >> 32) & (h->n_slots - 1);
-    const struct frame_slot *slots = h->slots;
-    while (slots[at].id != 0 && (slots[at].key != frame->key || slots[at].place != frame->at ||
-                                 slots[at].parent != parent)) {
-        at = (at + 1) & (h->n_slots - 1);
-    }
-    return at;
-}
-
-static bool
-slots_grow(struct history_writer *h) {
-    if (h->n_used < h->n_slots / 2) {
-        return true;
-    }
-    struct history_writer old = *h;
-    const size_t n = old.n_slots == 0 ? FIRST_SLOTS : old.n_slots * 2;
-    struct frame_slot *slots = calloc(n, sizeof *slots);
-    if (slots == NULL) {
-        return false;
-    }
-    h->slots = slots;
-    h->n_slots = n;
-    for (size_t i = 0; i < old.n_slots; i++) {
-        const struct frame_slot *slot = &old.slots[i];
-        if (slot->id != 0) {
-            const struct pya_stack_frame frame = {slot->key, slot->place};
-            h->slots[slot_of(h, &frame, slot->parent)] = *slot;
-        }
-    }
-    free(old.slots);
-    return true;
-}
-
-/* The number of a text of a frame's description; false with an exception set. */
-static bool
-text_number(struct pya_trace_writer *trace, PyObject *description, const char *key, uint32_t *out) {
-    PyObject *text = PyDict_GetItemString(description, key); /* borrowed */
-    Py_ssize_t bytes = 0;
-    const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, &bytes);
-    if (utf8 == NULL) { /* names with surrogates, as file names may have */
-        PyErr_Clear();
-        utf8 = "?";
-        bytes = 1;
-    }
-    return pya_trace_string(trace, utf8, (size_t)bytes, out) == PYA_OK;
-}
-
-/* The number of a frame seen for the first time; 0 with an exception set or when the trace cannot be written. */
-static uint32_t
-frame_define(
-    struct history_writer *h, struct pya_trace_writer *trace, const struct pya_stack_frame *frame,
-    uint32_t parent) {
-    struct pya_trace_frame found = {.parent = parent};
-    uint32_t id = 0;
-    PyObject *description = pya_stack_describe(frame);
-    if (description == NULL ||
-        (frame->at != PYA_STACK_NATIVE && PyList_Append(h->codes, frame->key) != 0)) {
-        Py_XDECREF(description);
-        return 0;
-    }
-    PyObject *line = PyDict_GetItemString(description, "line"); /* borrowed */
-    const long number = line == NULL ? 0 : PyLong_AsLong(line);
-    found.line = number > 0 ? (uint32_t)number : 0;
-    if (!text_number(trace, description, "name", &found.name) ||
-        !text_number(trace, description, "filename", &found.file) ||
-        pya_trace_stack(trace, &found, &id) != PYA_OK) {
-        id = 0;
-    }
-    Py_DECREF(description);
-    return id;
-}
-
-/* 0 as frame_define(). */
-static uint32_t
-frame_number(
-    struct history_writer *h, struct pya_trace_writer *trace, const struct pya_stack_frame *frame,
-    uint32_t parent) {
-    if (!slots_grow(h)) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    size_t at = slot_of(h, frame, parent);
-    if (h->slots[at].id == 0) {
-        const uint32_t id = frame_define(h, trace, frame, parent);
-        if (id == 0) {
-            return 0;
-        }
-        h->slots[at] = (struct frame_slot){frame->key, frame->at, parent, id};
-        h->n_used++;
-    }
-    return h->slots[at].id;
-}
-
-/* False with an exception set, or when the trace cannot be written. */
-static bool
-stack_number(
-    struct history_writer *h, struct pya_trace_writer *trace, void *context, uint32_t *out) {
-    struct pya_stack_frame frames[KEPT_FRAMES];
-    size_t n = pya_stack_read(context, frames, KEPT_FRAMES);
-    uint32_t number = 0;
-    while (n > 0) {
-        number = frame_number(h, trace, &frames[--n], number);
-        if (number == 0) {
-            return false;
-        }
-    }
-    *out = number;
-    return true;
 }
 
 /* ---- entries ---- */
@@ -320,12 +193,42 @@ drain_label(struct drain *d, int device, const struct pya_entry *entry, uint64_t
     return true;
 }
 
+/* The name of a thread seen for the first time.  False with an exception set, or when the trace cannot be written. */
+static bool
+thread_tell(struct history_writer *h, struct drain *d, uint32_t thread, uint64_t time_ns) {
+    if (thread == h->last_thread) {
+        return true;
+    }
+    h->last_thread = thread;
+    PyObject *number = PyLong_FromUnsignedLong(thread);
+    const int is_known = number == NULL ? -1 : PySet_Contains(h->threads, number);
+    if (is_known != 0 || PySet_Add(h->threads, number) != 0) {
+        Py_XDECREF(number);
+        return is_known == 1;
+    }
+    PyObject *name = PyObject_CallFunctionObjArgs(h->thread_name, number, NULL);
+    Py_DECREF(number);
+    Py_ssize_t bytes = 0;
+    const char *utf8 = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, &bytes);
+    struct pya_trace_event event = {.kind = PYA_TRACE_THREAD, .time_ns = time_ns, .arg = thread};
+    const bool is_told =
+        utf8 != NULL && pya_trace_string(d->trace, utf8, (size_t)bytes, &event.text) == PYA_OK;
+    Py_XDECREF(name);
+    if (is_told && bytes > 0) {
+        d->piece[d->n_piece++] = event;
+    }
+    return is_told;
+}
+
 static bool
 drain_entry(struct history_writer *h, struct drain *d, int device) {
     const struct pya_entry *entry = part_entry(&d->parts[device], d->at[device]);
     const int kind = kind_of[entry->action];
     const uint64_t time_ns = (uint64_t)((int64_t)entry->time_ns + d->offset_ns);
     uint32_t stack = 0;
+    if (kind != 0 && !thread_tell(h, d, entry->thread, time_ns)) {
+        return false;
+    }
     if (kind == PYA_TRACE_ALLOC && !pool_route(h, d, device, entry->place.pool, time_ns)) {
         return false;
     }
@@ -336,7 +239,7 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
     /* A free has the stack of its allocation where it has none of its own: the trace need not repeat it. */
     const bool has_stack = kind != 0 && kind != PYA_TRACE_FREE && kind != PYA_TRACE_FREE_COMPLETED;
     if (has_stack && entry->has_stack && entry->context != NULL &&
-        !stack_number(h, d->trace, entry->context, &stack)) {
+        !pya_frames_number(&h->frames, d->trace, entry->context, &stack)) {
         return false;
     }
     const bool is_oom = kind == PYA_TRACE_OOM;
@@ -346,6 +249,7 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
             .kind = kind,
             .device = device,
             .time_ns = time_ns,
+            .thread = entry->thread,
             .stream = entry->place.stream,
             .addr = is_oom ? 0 : entry->addr,
             .bytes = entry->bytes,
@@ -508,25 +412,31 @@ history_drain(PyObject *self, PyObject *args) {
 
 static PyObject *
 history_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"trace", "used", NULL};
+    static char *names[] = {"trace", "used", "thread_name", NULL};
     PyObject *trace = NULL;
     PyObject *used = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!", names, &trace, &PySet_Type, &used) ||
+    PyObject *thread_name = NULL;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OO!O", names, &trace, &PySet_Type, &used, &thread_name) ||
         pya_module_trace_writer(trace) == NULL) {
         return NULL;
     }
-    PyObject *codes = PyList_New(0);
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = codes == NULL ? NULL : alloc(type, 0);
+    PyObject *self = alloc(type, 0);
     if (self == NULL) {
-        Py_XDECREF(codes);
+        return NULL;
+    }
+    history_from(self)->threads = PySet_New(NULL);
+    if (history_from(self)->threads == NULL || !pya_frames_init(&history_from(self)->frames)) {
+        Py_DECREF(self);
         return NULL;
     }
     Py_INCREF(trace);
     history_from(self)->trace = trace;
-    history_from(self)->codes = codes;
     Py_INCREF(used);
     history_from(self)->used = used;
+    Py_INCREF(thread_name);
+    history_from(self)->thread_name = thread_name;
     return self;
 }
 
@@ -534,9 +444,10 @@ static void
 history_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(history_from(self)->trace);
-    Py_XDECREF(history_from(self)->codes);
     Py_XDECREF(history_from(self)->used);
-    free(history_from(self)->slots);
+    Py_XDECREF(history_from(self)->thread_name);
+    Py_XDECREF(history_from(self)->threads);
+    pya_frames_fini(&history_from(self)->frames);
     freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_object(self);
     Py_DECREF(type);

@@ -334,6 +334,25 @@ scan_pools(PyObject *self, PyObject *unused) {
     return list;
 }
 
+/* {thread: name} */
+static PyObject *
+scan_threads(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_thread *t = pya_scan_threads(pya_module_scan_from(self), &n);
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < n; i++, t++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(t->thread);
+        PyObject *name = pya_module_scan_text(pya_module_scan_from(self), t->text);
+        if (number == NULL || name == NULL || PyDict_SetItem(dict, number, name) != 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(number);
+        Py_XDECREF(name);
+    }
+    return dict;
+}
+
 static PyObject *
 scan_text(PyObject *self, PyObject *args) {
     unsigned text = 0;
@@ -387,6 +406,7 @@ static PyMethodDef scan_methods[] = {
     {"told", pya_module_scan_told, METH_NOARGS, NULL},
     {"growths", pya_module_scan_growths, METH_NOARGS, NULL},
     {"pools", scan_pools, METH_NOARGS, NULL},
+    {"threads", scan_threads, METH_NOARGS, NULL},
     {"segment_pools", pya_module_scan_segment_pools, METH_VARARGS, NULL},
     {"segment_requests", pya_module_scan_segment_requests, METH_VARARGS, NULL},
     {"text", scan_text, METH_VARARGS, NULL},

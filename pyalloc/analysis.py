@@ -386,6 +386,33 @@ class Analysis:
             (names[b.module] if b.module else f"(no module: {self.category(b)})", b) for b in held
         )
 
+    def by_stream(self, blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of what was asked for on each stream, largest first."""
+        several = len(self.totals["device_peak"]) > 1
+
+        def name(block: Block) -> str:
+            stream = f"stream {block.stream:#x}" if block.stream else "default stream"
+            return stream + f" of device {block.device}" * several
+
+        return _rows((name(block), block) for block in blocks)
+
+    def by_thread(self, blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of what each thread asked for, largest first; nothing where the recording does not tell."""
+        held = list(blocks)
+        if not any(block.thread for block in held):
+            return []
+        return _rows((self._thread_name(block.thread), block) for block in held)
+
+    def _thread_name(self, thread: int) -> str:
+        if not thread:
+            return "(in use before the recording)"
+        name = self._threads.get(thread)
+        return f"{name} (thread {thread})" if name else f"thread {thread}"
+
+    @cached_property
+    def _threads(self) -> dict[int, str]:
+        return self.scan.threads()
+
     @staticmethod
     def by_label(blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each label that the program gave by torch's memory metadata; nothing where it gave none."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 from pyalloc import _core, sharing, snapshots
@@ -42,6 +45,20 @@ class Source(Protocol):
         """Every half second, in a thread of its own: is it time to drain?"""
 
 
+def thread_name(number: int) -> str:
+    """What a thread of this process is called: by Python, or by those that the system numbers so; "": it has ended."""
+    if number == os.getpid():
+        return threading.main_thread().name
+    for thread in threading.enumerate():
+        # Python makes names up for threads of C that call it: theirs are the system's.
+        if thread.native_id == number and not thread.name.startswith("Dummy-"):
+            return thread.name
+    try:
+        return Path(f"/proc/self/task/{number}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 class Ours:
     """pyalloc's history, moved from C to the file: nothing is lost whatever other threads do, and it costs little."""
 
@@ -50,7 +67,7 @@ class Ours:
     def __init__(self, writer: EventWriter, stacks: str) -> None:
         self.writer = writer
         self.stacks = stacks
-        self.history = _core.HistoryWriter(writer.writer, writer.used)
+        self.history = _core.HistoryWriter(writer.writer, writer.used, thread_name)
         self.offset_ns = time.time_ns() - time.monotonic_ns()  # events have the monotonic clock
         self.n_lost = 0
 

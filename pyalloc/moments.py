@@ -25,7 +25,7 @@ class Block(NamedTuple):
     """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
 
     label: what the program calls it; pool: the private one it is of, 0: of none; n_between: requests of its device
-    between its own and its free, None as there.
+    between its own and its free, None as there; thread: that asked for it, 0: not recorded.
     A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
     """
 
@@ -44,6 +44,7 @@ class Block(NamedTuple):
     label: str = ""
     pool: int = 0
     n_between: int | None = None
+    thread: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _WORDS = {
     "phase_end": "{text} ends",
     "category": "holds {text}",
     "label": 'called "{text}"',
+    "thread": "thread {arg} is {text}",
 }
 _NOT_SHOWN = (
     "user",

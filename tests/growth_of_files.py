@@ -98,9 +98,9 @@ def of_files(path: Path) -> dict[str, Callable[[], object]]:
             "writer": lambda: writer_left_open(path.with_name("left.pya")),
             "writer's mistakes": lambda: open_twice.event(99),
             "writer's strings": lambda: open_twice.string("\ud800"),
-            "history": lambda: _core.HistoryWriter(open_twice, set()),
-            "history of no set": lambda: _core.HistoryWriter(open_twice, []),  # type: ignore[arg-type]
-            "history of no trace": lambda: _core.HistoryWriter(path, set()),  # type: ignore[arg-type]
+            "history": lambda: _core.HistoryWriter(open_twice, set(), str),
+            "history of no set": lambda: _core.HistoryWriter(open_twice, [], str),  # type: ignore[arg-type]
+            "history of no trace": lambda: _core.HistoryWriter(path, set(), str),  # type: ignore[arg-type]
             "csv": lambda: _core.csv_lines(0, columns, cells, cells),
             "csv without cells": lambda: _core.csv_lines(0, columns, {}, cells),
             "csv of no bytes": lambda: _core.csv_lines(0, columns, {1: 5, 2: 5}, cells),  # type: ignore[dict-item]

@@ -1,7 +1,12 @@
 /* The trace ring.  Floor 2. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "history.h"
 
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #ifdef PYA_TEST_TINY
 enum { HISTORY_FIRST_ROOM = 2 };
@@ -48,6 +53,17 @@ history_drop(struct pya_history *history, struct pya_entry *entry) {
     }
 }
 
+/* Asked for once: a call of the system for each entry would double what one takes.  A child that was forked keeps its
+ * parent's number, but no history goes on there. */
+static uint32_t
+thread_number(void) {
+    static _Thread_local uint32_t number;
+    if (number == 0) {
+        number = (uint32_t)syscall(SYS_gettid);
+    }
+    return number;
+}
+
 void
 pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
@@ -78,6 +94,7 @@ pya_history_add(
         .place = place,
         .time_ns = pya_device_clock_ns(history->dev),
         .context = context,
+        .thread = thread_number(),
         .action = (uint8_t)action,
         .has_stack = history->level >= PYA_RECORD_ALLOC,
     };

@@ -53,6 +53,7 @@ struct pya_entry {
     struct pya_place place; /* RECORD_STREAM: its stream is the one that uses the block too */
     uint64_t time_ns;       /* the device's clock */
     void *context;          /* owned by the entry; NULL: none */
+    uint32_t thread;        /* that made it, as the system numbers it */
     uint8_t action;         /* enum pya_action */
     bool has_stack;         /* the level was one at which the context's call stack is shown */
 };

@@ -3,7 +3,13 @@
 
 #include <stdlib.h>
 
-enum { MAX_PHASES = 65536, MAX_STEPS = 65536, MAX_OOMS = 256, MAX_POOLS = 4096 };
+enum {
+    MAX_PHASES = 65536,
+    MAX_STEPS = 65536,
+    MAX_OOMS = 256,
+    MAX_POOLS = 4096,
+    MAX_THREADS = 65536,
+};
 #define PROGRESS_EVENTS (UINT64_C(1) << 18)
 
 void *
@@ -204,6 +210,19 @@ note_add(struct pya_scan *s, const struct pya_trace_event *e) {
     return true;
 }
 
+static bool
+thread_add(struct pya_scan *s, const struct pya_trace_event *e) {
+    if (s->threads.n == MAX_THREADS) {
+        s->totals.n_lost++;
+        return true;
+    }
+    struct pya_scan_thread *thread = SCAN_ADD(s->threads, struct pya_scan_thread);
+    if (thread != NULL) {
+        *thread = (struct pya_scan_thread){e->arg, e->text};
+    }
+    return thread != NULL;
+}
+
 /* Private pools by number of appearance, from 1. */
 static bool
 pool_begin(struct pya_scan *s, const struct pya_trace_event *e) {
@@ -399,6 +418,8 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
         return true;
     case PYA_TRACE_USER:
         return note_add(s, e);
+    case PYA_TRACE_THREAD:
+        return thread_add(s, e);
     case PYA_TRACE_POOL_BEGIN:
         return pool_begin(s, e);
     case PYA_TRACE_POOL_END:
@@ -409,10 +430,11 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     }
 }
 
+/* Is it about all devices? */
 static bool
-is_mark(int kind) {
+is_common(int kind) {
     return kind == PYA_TRACE_STEP || kind == PYA_TRACE_PHASE_BEGIN || kind == PYA_TRACE_PHASE_END ||
-           kind == PYA_TRACE_USER;
+           kind == PYA_TRACE_USER || kind == PYA_TRACE_THREAD;
 }
 
 static pya_status
@@ -425,7 +447,7 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
     s->totals.first_ns = s->totals.n_events == 0 ? e->time_ns : s->totals.first_ns;
     state_end(s, e);
     const bool is_wanted =
-        settings->device < 0 || settings->device == e->device || is_mark(e->kind);
+        settings->device < 0 || settings->device == e->device || is_common(e->kind);
     if (!scan_moments_take(s) || (is_wanted && !(scan_told_add(s, e) && scan_apply(s, e))) ||
         !timeline_add(s, e)) {
         return PYA_E_HOST_NOMEM;
@@ -526,6 +548,7 @@ GETTER(spans, struct pya_scan_block)
 GETTER(told, struct pya_scan_told)
 GETTER(growths, struct pya_scan_growth)
 GETTER(pools, struct pya_scan_pool)
+GETTER(threads, struct pya_scan_thread)
 
 const struct pya_scan_size *
 pya_scan_sizes(const struct pya_scan *scan) {
@@ -553,9 +576,9 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(moment->segments);
     }
     const struct scan_list *lists[] = {
-        &scan->bins,      &scan->phases, &scan->steps, &scan->stacks,   &scan->ooms,  &scan->notes,
-        &scan->moments,   &scan->copies, &scan->lives, &scan->segments, &scan->spans, &scan->pools,
-        &scan->stackless, &scan->told,   &scan->held,  &scan->growths};
+        &scan->bins,      &scan->phases, &scan->steps, &scan->stacks,   &scan->ooms,   &scan->notes,
+        &scan->moments,   &scan->copies, &scan->lives, &scan->segments, &scan->spans,  &scan->pools,
+        &scan->stackless, &scan->told,   &scan->held,  &scan->growths,  &scan->threads};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

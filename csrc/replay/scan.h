@@ -84,6 +84,7 @@ struct pya_scan_oom {
 /* phase and module: innermost ones when it was asked for.  free_event: PYA_SCAN_NEVER if alive at the end. */
 struct pya_scan_block {
     uint64_t addr, bytes, stream, alloc_event, alloc_ns, free_event;
+    uint64_t thread; /* that asked for it; 0: not recorded */
     uint32_t stack, category, phase, module, step, free_phase;
     int device;
     uint32_t label; /* text; 0: the program gave it none */
@@ -130,6 +131,12 @@ struct pya_scan_pool {
     uint64_t first, second;
 };
 
+/* A thread's name; of several the last one counts. */
+struct pya_scan_thread {
+    uint64_t thread;
+    uint32_t text;
+};
+
 struct pya_scan_moment {
     uint64_t event, allocated_bytes, reserved_bytes;
     struct pya_scan_block *blocks; /* by device and address; those pending too */
@@ -173,6 +180,7 @@ const struct pya_scan_size *pya_scan_sizes(const struct pya_scan *scan);
 const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n);
 /* Private pools by number - 1. */
 const struct pya_scan_pool *pya_scan_pools(const struct pya_scan *scan, size_t *n);
+const struct pya_scan_thread *pya_scan_threads(const struct pya_scan *scan, size_t *n);
 /* Texts of the notes (USER events). */
 const uint32_t *pya_scan_notes(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size_t *n);

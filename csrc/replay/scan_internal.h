@@ -38,7 +38,7 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans, pools, stackless, told, held, growths;
+        spans, pools, stackless, told, held, growths, threads;
     uint64_t span_bytes, growth_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */

@@ -296,6 +296,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     const uint64_t bytes = pya_round_up(e->bytes, PYA_ALIGN);
     live->row.bytes = e->bytes;
     live->row.stream = e->stream;
+    live->row.thread = e->thread;
     live->row.alloc_event = s->totals.n_events;
     live->row.alloc_ns = e->time_ns;
     live->row.stack = number;

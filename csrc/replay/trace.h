@@ -61,7 +61,8 @@ enum {
     X(LABEL, 23, "label", PYA_TRACE_ADDR | PYA_TRACE_TEXT,                                         \
       "what the program calls the block at addr")                                                  \
     X(SEGMENT_POOL, 24, "segment_pool", PYA_TRACE_ADDR | PYA_TRACE_BYTES,                          \
-      "device memory of the private pool that requests go to")
+      "device memory of the private pool that requests go to")                                     \
+    X(THREAD, 25, "thread", PYA_TRACE_ARG | PYA_TRACE_TEXT, "thread arg has this name")
 
 enum pya_trace_kind {
     PYA_TRACE_NONE = 0,

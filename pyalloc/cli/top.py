@@ -16,8 +16,8 @@ from pyalloc.report import data, stacks, text
 from pyalloc.units import size
 
 _GROUPS = (
-    *("contributor", "line", "function", "module", "category", "size", "label", "pool", "block"),
-    "stack",
+    *("contributor", "line", "function", "module", "category", "size", "label", "stream", "thread"),
+    *("pool", "block", "stack"),
 )
 _NEXT = {"line": "stack", "stack": "category"}  # what to group by then
 
@@ -105,6 +105,11 @@ class Command:
                     f"{args.file}: nothing alive {title} has a label; "
                     'torch.cuda.memory._set_memory_metadata("...") gives what is made after it one'
                 )
+            if args.by == "thread" and not rows:
+                raise UsageError(
+                    f"{args.file}: it does not tell which thread asked for what is alive {title}; "
+                    "recordings on pyalloc do, torch's own allocator does not say"
+                )
             if args.by == "pool" and not rows:
                 raise UsageError(f"{args.file}: there is no private pool {title}")
             content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
@@ -134,6 +139,8 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
         "size": found.by_size,
         "label": found.by_label,
         "block": found.by_block,
+        "stream": found.by_stream,
+        "thread": found.by_thread,
     }
     rows: list[Row] = groups[by](moment.blocks)
     return rows

@@ -76,6 +76,8 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             "by_module": table(analysis.by_module(peak.blocks)),
             "by_size": table(analysis.by_size(peak.blocks)),
             "by_label": table(analysis.by_label(peak.blocks)),
+            "by_stream": table(analysis.by_stream(peak.blocks)),
+            "by_thread": table(analysis.by_thread(peak.blocks)),
             "by_pool": table(analysis.by_pool(peak)),
             "idle_pools": table(analysis.idle_pools(peak)),
             "idle_bytes": peak.idle_bytes,

@@ -23,6 +23,12 @@ _GROWTHS = Path(__file__).with_name("growths.js")
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
+_LEAST_ROWS = {
+    "label": 1,
+    "pool": 1,
+    "stream": 2,
+    "thread": 2,
+}  # of tables that say nothing with fewer
 _MAX_STACKS = 1500
 _MAX_FRAMES = 40  # of a stack: the innermost, and the program's own
 _MAX_FLAME = 600  # stacks of the peak
@@ -119,9 +125,11 @@ def _content(analysis: Analysis) -> dict[str, Any]:
             ("module", "by_module"),
             ("size", "by_size"),
             ("label", "by_label"),
+            ("stream", "by_stream"),
+            ("thread", "by_thread"),
             ("pool", "by_pool"),
         )
-        if summary["peak"][field] or key not in ("label", "pool")  # which few programs have
+        if len(summary["peak"][field]) >= _LEAST_ROWS.get(key, 0)
     }
     return {
         "file": analysis.path.name,

@@ -8,6 +8,8 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* Contexts are the counter itself: every reference is one. */
 static long n_references;
@@ -340,16 +342,19 @@ test_a_device_that_does_not_open(void) {
 
 enum { TURNS = 3000 };
 
+static uint32_t turns_number; /* the thread's, as the system numbers it */
+
 static void *
 turns_thread(void *arg) {
     struct world *world = arg;
+    __atomic_store_n(&turns_number, (uint32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
     for (int i = 0; i < TURNS; i++) {
         give(world, take(world, MIB, 0));
     }
     return NULL;
 }
 
-/* Nothing twice, nothing lost, while other threads go on. */
+/* Nothing twice, nothing lost, while other threads go on; each entry tells whose it is. */
 static void
 test_taken_while_others_go_on(void) {
     struct world world = {0};
@@ -364,10 +369,17 @@ test_taken_while_others_go_on(void) {
     while (n < TURNS) {
         CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
         CHECK_EQ(part.n_lost, 0);
+        for (size_t i = 0; i < part.n; i++) {
+            CHECK_EQ(part.items[i].thread, __atomic_load_n(&turns_number, __ATOMIC_RELAXED));
+        }
         n += part_count(&part, PYA_ACTION_ALLOC);
     }
     CHECK_EQ(n, TURNS);
     CHECK_EQ(pthread_join(thread, NULL), 0);
+    give(&world, take(&world, MIB, 0));
+    CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+    CHECK_EQ(part.items[part.n - 1].thread, (uint32_t)getpid());
+    part_count(&part, PYA_ACTION_ALLOC);
     world_fini(&world);
 }
 

@@ -197,6 +197,7 @@ write_phases(void) {
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_CATEGORY, .addr = 512, .text = kept});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_LABEL, .addr = 512, .text = inner});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_FREE, .addr = 512});
+    put(writer, (struct pya_trace_event){.kind = PYA_TRACE_THREAD, .arg = 7, .text = outer});
     CHECK_OK(pya_trace_close(writer));
 }
 
@@ -535,6 +536,41 @@ test_nonsense(void) {
     }
 }
 
+/* Blocks have their threads, and names are of all devices; of too many the first are kept. */
+static void
+test_threads(void) {
+    enum { N = 65536 + 2 };
+    const uint64_t far = UINT64_C(1) << 40;
+    struct pya_trace_writer *writer = begin();
+    const uint32_t name = text(writer, "worker");
+    for (uint64_t i = 0; i < N; i++) {
+        put(writer, (struct pya_trace_event){
+                        .kind = PYA_TRACE_THREAD, .arg = far + i, .text = name, .time_ns = i});
+    }
+    for (int device = 0; device < 2; device++) {
+        put(writer, (struct pya_trace_event){
+                        .kind = PYA_TRACE_ALLOC,
+                        .addr = 512,
+                        .bytes = 512,
+                        .device = device,
+                        .thread = far + (uint64_t)device});
+    }
+    CHECK_OK(pya_trace_close(writer));
+    const uint64_t end = N + 2;
+    struct pya_scan *scan = scanned(
+        &(struct pya_scan_settings){.device = 1, .n_bins = 2, .moments = &end, .n_moments = 1});
+    size_t n = 0;
+    const struct pya_scan_thread *threads = pya_scan_threads(scan, &n);
+    CHECK_EQ(n, N - 2);
+    CHECK_EQ(threads[n - 1].thread, far + n - 1);
+    CHECK_EQ(threads[n - 1].text, name);
+    CHECK_EQ(pya_scan_totals(scan)->n_lost, 2);
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    CHECK_EQ(moment->n_blocks, 1);
+    CHECK_EQ(moment->blocks[0].thread, far + 1);
+    pya_scan_destroy(scan);
+}
+
 static void
 test_no_host_memory(void) {
     write_phases();
@@ -573,6 +609,7 @@ static const struct check_case cases[] = {
     {"parts_of_segments", test_parts_of_segments},
     {"nonsense", test_nonsense},
     {"no_host_memory", test_no_host_memory},
+    {"threads", test_threads},
     {"many_phases", test_more_phases_than_are_told_apart},
 };
 

@@ -310,7 +310,7 @@ static void
 test_writer_refuses(void) {
     struct pya_trace_writer *writer = NULL;
     CHECK_OK(pya_trace_create(in_folder("w.pya"), true, &writer));
-    struct pya_trace_event e = {.kind = 25};
+    struct pya_trace_event e = {.kind = 26}; /* the first that there is not */
     CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL);
     e = (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .stack = 1};
     CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL);

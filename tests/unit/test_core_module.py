@@ -115,7 +115,7 @@ def test_a_trace_is_not_closed_while_it_is_written(tmp_path: Path) -> None:
         writer = _core.TraceWriter(path)
         number = Closing(writer)
         mark = (1, KINDS["user"], number, 0, 0, 0, 0)
-        assert _core.HistoryWriter(writer, set()).drain(0, [mark]) == (1, 0)
+        assert _core.HistoryWriter(writer, set(), str).drain(0, [mark]) == (1, 0)
         assert "is writing to this trace" in number.said
         assert not path.exists()
         with pytest.raises(ValueError, match="the trace is closed"):

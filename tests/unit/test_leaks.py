@@ -23,7 +23,7 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         sys.path.insert(0, "tests")
         from growth import left_by
         import pyalloc
-        from pyalloc import _core
+        from pyalloc import _core, eventsources
 
         MIB = 1 << 20
         sys.unraisablehook = lambda told: None
@@ -52,7 +52,7 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
                     handle.remove()
 
         trace = _core.TraceWriter(os.environ["PYALLOC_TEST_OUT"])
-        history = _core.HistoryWriter(trace, set())
+        history = _core.HistoryWriter(trace, set(), eventsources.thread_name)
 
         def drained():
             inside.clone()
