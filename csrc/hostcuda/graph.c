@@ -189,13 +189,28 @@ pya_hc_graph_destroy(struct pya_hc_graph *graph) {
     return error;
 }
 
+/* Nodes are added to and asked of graphs, not of what was made executable of them. */
+static bool
+has_own_nodes_locked(const struct pya_hc_graph *graph) {
+    return pya_hc_objects_has(&graphs, graph) && graph->source == NULL;
+}
+
+static bool
+are_nodes_of_locked(const struct pya_hc_graph *graph, struct pya_hc_node *const *found, size_t n) {
+    bool are_of = found != NULL || n == 0;
+    for (size_t i = 0; i < n && are_of; i++) {
+        are_of = pya_hc_objects_has(&nodes, found[i]) && found[i]->graph == graph;
+    }
+    return are_of;
+}
+
 int
 pya_hc_graph_add(
     struct pya_hc_graph *graph, const struct pya_hc_action *action, struct pya_hc_node *const *deps,
     size_t n_deps, struct pya_hc_node **out) {
     int error = CU_INVALID_VALUE;
     pya_hc_lock();
-    if (pya_hc_objects_has(&graphs, graph) && (deps != NULL || n_deps == 0) && out != NULL) {
+    if (has_own_nodes_locked(graph) && are_nodes_of_locked(graph, deps, n_deps) && out != NULL) {
         error = pya_hc_graph_add_locked(graph, action, deps, n_deps, out);
     }
     pya_hc_unlock();
@@ -209,7 +224,7 @@ pya_hc_graph_nodes(struct pya_hc_graph *graph, struct pya_hc_node **out, size_t 
     }
     int error = CU_OK;
     pya_hc_lock();
-    if (!pya_hc_objects_has(&graphs, graph)) {
+    if (!has_own_nodes_locked(graph)) {
         error = CU_INVALID_VALUE;
     } else if (out == NULL) {
         *n = graph->n_nodes;
@@ -268,7 +283,7 @@ pya_hc_graph_instantiate(struct pya_hc_graph *graph, struct pya_hc_graph **out) 
     }
     int error = CU_INVALID_VALUE;
     pya_hc_lock();
-    if (pya_hc_objects_has(&graphs, graph) && graph->source == NULL) {
+    if (has_own_nodes_locked(graph)) {
         struct pya_hc_graph *exec = pya_hc_graph_new_locked();
         error = exec == NULL ? CU_OUT_OF_MEMORY : CU_OK;
         if (exec != NULL) {

@@ -170,6 +170,33 @@ def test_a_capture_tells_what_the_next_node_depends_on(cuda: Cuda) -> None:
         cuda.ok("cudaStreamDestroy", stream)
 
 
+def test_nodes_are_added_to_graphs_behind_their_own(cuda: Cuda) -> None:
+    graph, other = cuda.out("cudaGraphCreate", 0), cuda.out("cudaGraphCreate", 0)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    node, n = ctypes.c_uint64(), ctypes.c_size_t()
+
+    def add(to: int, *deps: int) -> int:
+        behind = (ctypes.c_uint64 * len(deps))(*deps)
+        return cuda("cudaGraphAddEmptyNode", ctypes.byref(node), to, behind, len(deps))
+
+    for _ in range(2):  # where the executable one shares no node, and one
+        assert add(runnable) == 1
+        assert cuda("cudaGraphGetNodes", runnable, 0, ctypes.byref(n)) == 1
+        assert cuda("cudaGraphInstantiateWithFlags", ctypes.byref(node), runnable, 0) == 1
+        assert add(graph) == 0
+        cuda.ok("cudaGraphExecDestroy", runnable)
+        runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    first = node.value
+    assert add(graph, first) == 0
+    assert add(graph, first, 4096) == add(other, first) == 1
+    assert cuda("cudaGraphAddEmptyNode", ctypes.byref(node), graph, 0, 1) == 1
+    cuda.ok("cudaGraphGetNodes", graph, 0, ctypes.byref(n))
+    assert n.value == 3
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    for each in (graph, other):
+        cuda.ok("cudaGraphDestroy", each)
+
+
 def test_the_drivers_own_calls_answer_alike(cuda: Cuda) -> None:
     cuda.control("set_event_delay", ctypes.c_uint64(3))
     event, stream = cuda.out("cuEventCreate", 2), cuda.out("cuStreamCreate", 1)
