@@ -33,6 +33,7 @@ struct replay {
     uint8_t *device_of; /* by number; REPLAY_NOT_LIVE */
     size_t n_blocks;
     uint32_t (*n_users)[PYA_MAX_DEVICES]; /* of each pool */
+    uint64_t *routed;                     /* by pool: bits of the devices whose requests go there */
 };
 
 const char *
@@ -105,8 +106,9 @@ replay_open(struct replay *replay) {
     replay->bytes = calloc(n, sizeof *replay->bytes);
     replay->device_of = malloc(n);
     replay->n_users = calloc(replay->program->info.n_pools + 1, sizeof *replay->n_users);
+    replay->routed = calloc(replay->program->info.n_pools + 1, sizeof *replay->routed);
     if (replay->blocks == NULL || replay->bytes == NULL || replay->device_of == NULL ||
-        replay->n_users == NULL) {
+        replay->n_users == NULL || replay->routed == NULL) {
         return PYA_E_HOST_NOMEM;
     }
     memset(replay->device_of, REPLAY_NOT_LIVE, n);
@@ -136,6 +138,7 @@ replay_close(struct replay *replay) {
     free(replay->bytes);
     free(replay->device_of);
     free(replay->n_users);
+    free(replay->routed);
 }
 
 /* ---- operations ---- */
@@ -218,6 +221,9 @@ replay_step(struct replay *replay, const struct program_op *op) {
         replay->device_of[op->block] = REPLAY_NOT_LIVE;
     } else if (status == PYA_OK && op->kind == PROGRAM_POOL_BEGIN) {
         replay->n_users[op->block][op->device]++;
+        replay->routed[op->block] |= UINT64_C(1) << op->device;
+    } else if (status == PYA_OK && op->kind == PROGRAM_POOL_END) {
+        replay->routed[op->block] &= ~(UINT64_C(1) << op->device);
     } else if (status == PYA_OK && op->kind == PROGRAM_POOL_RELEASE) {
         replay->n_users[op->block][op->device] -= replay->n_users[op->block][op->device] > 0;
     }
@@ -254,17 +260,26 @@ replay_sum(const struct replay *replay, struct pya_replay_result *out) {
     }
 }
 
-/* Drops the graphs a pass left, so that their pools have no user more in the next one. */
+/* Leaves the pool that requests of the device went to, and drops the graphs that use it. */
+static pya_status
+replay_rewind_pool(struct replay *replay, uint32_t pool, unsigned device) {
+    struct program_op op = {.kind = PROGRAM_POOL_END, .device = (uint8_t)device, .block = pool};
+    const bool is_routed = (replay->routed[pool] >> device & 1) != 0;
+    pya_status status = is_routed ? replay_step(replay, &op) : PYA_OK;
+    op.kind = PROGRAM_POOL_RELEASE;
+    while (status == PYA_OK && replay->n_users[pool][device] > 0) {
+        status = replay_step(replay, &op);
+    }
+    return status;
+}
+
+/* What a pass left of pools, of which none has a user more in the next one. */
 static pya_status
 replay_rewind_pools(struct replay *replay) {
     pya_status status = PYA_OK;
     for (uint32_t pool = 1; pool <= replay->program->info.n_pools; pool++) {
         for (unsigned device = 0; device < replay->program->info.n_devices; device++) {
-            const struct program_op op = {
-                .kind = PROGRAM_POOL_RELEASE, .device = (uint8_t)device, .block = pool};
-            while (status == PYA_OK && replay->n_users[pool][device] > 0) {
-                status = replay_step(replay, &op);
-            }
+            status = status == PYA_OK ? replay_rewind_pool(replay, pool, device) : status;
         }
     }
     return status;

@@ -45,7 +45,7 @@ struct pya_replay_settings {
 
 struct pya_replay_result {
     bool completed;
-    uint64_t failed_op;           /* when not: which, of program.n_ops */
+    uint64_t failed_op;           /* when not: which, counted through all passes */
     uint64_t failed_bytes;        /* and what it asked for */
     uint64_t peak_bytes;          /* device memory, summed over devices, each at its own peak */
     uint64_t end_bytes;           /* device memory when the program ends */

@@ -141,6 +141,20 @@ def test_a_pass_drops_the_graphs_of_the_one_before(policy: str) -> None:
     assert program.replay(policy, passes=3)["n_calls_last_pass"] > 0  # its memory went back
 
 
+@pytest.mark.parametrize("policy", [name for name, _ in _core.replay_policies()])
+def test_a_pass_leaves_the_pools_of_the_one_before(policy: str) -> None:
+    """A recording may end while requests go to a pool, or to two."""
+    program = _core.Program()
+    program.add(KINDS["alloc"], addr=512, bytes=100 * MIB)
+    for pool in (7, 8):
+        program.add(KINDS["pool_begin"], addr=pool)
+        program.add(KINDS["alloc"], addr=pool << 30, bytes=30 * MIB)
+    once = program.replay(policy, check=True)
+    twice = program.replay(policy, passes=2, check=True)
+    assert twice["completed"] and twice["n_violations"] == 0
+    assert twice["peak_bytes"] == once["peak_bytes"]
+
+
 def test_many_pools() -> None:
     program = _core.Program()
     for pool in range(1, 1000):
