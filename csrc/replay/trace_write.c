@@ -438,8 +438,8 @@ part_remove(const char *part) {
     }
     const int fd = open(part, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
-        return unlink(part) == 0 || errno == ENOENT ? PYA_OK
-                                                    : PYA_E_IO; /* a link is not followed */
+        const bool is_removed = errno == ELOOP && unlink(part) == 0; /* a link is not followed */
+        return is_removed || errno == ENOENT ? PYA_OK : PYA_E_IO;
     }
     pya_status status = part_is_locked(fd) ? PYA_E_BUSY : PYA_OK;
     if (status == PYA_OK && part_is_named(fd, part) && unlink(part) != 0) {

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -362,6 +363,30 @@ test_one_writer_for_each_file(void) {
     CHECK_EQ(access(part, F_OK), -1);
 }
 
+/* Who may not read a file, and so not see whether it is being written, may not take its name either. */
+static void
+test_a_file_of_somebody_else_is_left(void) {
+    enum { SOMEBODY = 65534 };
+    char path[128];
+    char part[256];
+    struct pya_trace_writer *first = NULL;
+    struct pya_trace_writer *second = NULL;
+    snprintf(path, sizeof path, "%s", in_folder("theirs.pya"));
+    snprintf(part, sizeof part, "%s.part", path);
+    CHECK_OK(pya_trace_create(path, true, &first));
+    CHECK(chmod(folder, 0777) == 0 && chmod(part, 0) == 0);
+    const bool is_root = geteuid() == 0;
+    if (!is_root || seteuid(SOMEBODY) == 0) { /* some containers have one user only */
+        pya_status status = pya_trace_create(path, true, &second);
+        CHECK_EQ(errno, EACCES);
+        CHECK_EQ(status, PYA_E_IO);
+        CHECK(!is_root || seteuid(0) == 0);
+        CHECK_EQ(access(part, F_OK), 0);
+    }
+    CHECK_OK(pya_trace_close(first));
+    CHECK_EQ(access(path, F_OK), 0);
+}
+
 /* Whatever happened since: a file that could not grow is told as that, also by the calls that follow. */
 static void
 test_errno_of_the_first_failure_stays(void) {
@@ -566,6 +591,7 @@ static const struct check_case cases[] = {
     {"hostile", test_hostile},
     {"writer_refuses", test_writer_refuses},
     {"one_writer", test_one_writer_for_each_file},
+    {"of_somebody_else", test_a_file_of_somebody_else_is_left},
     {"errno_stays", test_errno_of_the_first_failure_stays},
     {"threads", test_threads},
     {"fork", test_fork},
