@@ -105,31 +105,38 @@ rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
            rule_has(qkv[0], r->is_cpu, Py_True);
 }
 
+/* False: whatever the others are, the rule does not apply. */
+static bool
+rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
+    if (view->n_dims != RULE_DIMS || view->device_kind != PYA_DLPACK_CPU ||
+        view->dtype_kind != PYA_DLPACK_FLOAT || view->dtype_bits != 32) {
+        return false;
+    }
+    for (int i = 0; i < RULE_DIMS; i++) {
+        n[i] = view->shape[i];
+        if (n[i] <= 0 || n[i] >= INT_MAX) {
+            return false;
+        }
+    }
+    return view->strides == NULL || !rule_overlaps(view->strides[2], view->strides[3], n[2], n[3]);
+}
+
 /* False with *is_known unset: attributes have to answer. */
 static bool
 rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
     long long n[RULE_TENSORS][RULE_DIMS];
-    *is_known = false;
     for (int i = 0; i < RULE_TENSORS; i++) {
         PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
         struct pya_dlpack_view view = {0};
         if ((type != r->types[0] && type != r->types[1]) || r->api->view(qkv[i], &view) != 0) {
             return false;
         }
-        *is_known = view.n_dims == RULE_DIMS && view.device_kind == PYA_DLPACK_CPU &&
-                    view.dtype_kind == PYA_DLPACK_FLOAT && view.dtype_bits == 32;
-        for (int d = 0; *is_known && d < RULE_DIMS; d++) {
-            n[i][d] = view.shape[d];
-            *is_known = view.shape[d] > 0 && view.shape[d] < INT_MAX;
-        }
-        if (*is_known && view.strides != NULL) {
-            *is_known = !rule_overlaps(view.strides[2], view.strides[3], n[i][2], n[i][3]);
-        }
-        if (!*is_known) {
-            *is_known = true; /* that it does not apply */
+        if (!rule_view(&view, n[i])) {
+            *is_known = true;
             return false;
         }
     }
+    *is_known = true;
     return rule_is_few(r, n[0], n[1], n[2]);
 }
 

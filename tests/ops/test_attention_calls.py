@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -88,6 +90,9 @@ def test_rule_for_torchs_kernel(mark):
     for wrong in (k[:, :1], k[:, :, 1:], k[..., 1:]):
         assert not applies(q, k, wrong) and not applies(q, wrong, v)
     assert not rule(q, k) and not rule(q, k, None) and not rule(1, 2, 3)
+    for marks in itertools.product([False, True], repeat=3):
+        pairs = zip((q, k, v), marks, strict=True)
+        assert rule(*(x.as_subclass(Marked) if is_marked else x for x, is_marked in pairs))
     with pytest.raises(TypeError):
         attention_rule(torch.Tensor, torch.float32, 1, 2, 3, 4)
 
