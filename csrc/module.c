@@ -139,6 +139,7 @@ core_create(PyObject *self, PyObject *args) {
         .capture_context = pya_stack_capture,
         .release_context = pya_stack_release,
         .retain_context = pya_stack_retain,
+        .context_of_free = pya_stack_of_free,
         .context_key = pya_stack_key,
         .describe_context = pya_stack_where,
         .on_pressure = on_pressure,

@@ -25,6 +25,7 @@ struct stack {
     struct pya_text *metadata; /* owned; NULL: none */
     char *compile_context;     /* owned; NULL is "N/A" */
     bool is_bare;              /* only labels were asked for */
+    struct stack *lender;      /* whose frames are shown for its own; a reference, NULL: none */
     size_t n_native;
     void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
@@ -86,7 +87,14 @@ stack_destroy(struct stack *stack) {
     free(stack->native);
     free(stack->metadata);
     free(stack->compile_context);
+    pya_stack_release(NULL, stack->lender);
     free(stack);
+}
+
+/* The stack, which may be NULL, or that whose frames are shown for it. */
+static const struct stack *
+stack_shown(const struct stack *stack) {
+    return stack != NULL && stack->lender != NULL ? stack->lender : stack;
 }
 
 void
@@ -109,6 +117,7 @@ stack_create(const struct frame *frames, size_t n) {
     stack->metadata = NULL;
     stack->compile_context = NULL;
     stack->is_bare = false;
+    stack->lender = NULL;
     stack->n_native = 0;
     stack->native = NULL;
     stack->n_frames = n;
@@ -242,6 +251,28 @@ pya_stack_capture_note(const char *bytes, size_t n_bytes) {
     return stack;
 }
 
+void *
+pya_stack_of_free(void *arg, void *here, void *allocation) {
+    struct stack *now = here;
+    struct stack *then = allocation;
+    if (then == NULL || (now != NULL && !now->is_bare)) {
+        return now;
+    }
+    if (now == NULL && (then->metadata != NULL || then->compile_context != NULL)) {
+        now = stack_create(NULL, 0);
+    }
+    if (now == NULL) { /* it has no labels, or there is no host memory to go without */
+        pya_stack_retain(arg, then);
+        return then;
+    }
+    if (!then->is_bare) {
+        pya_stack_retain(arg, then);
+        now->lender = then;
+    }
+    now->is_bare = then->is_bare;
+    return now;
+}
+
 void
 pya_stack_retain(void *arg, void *context) {
     (void)arg;
@@ -258,7 +289,7 @@ pya_stack_release(void *arg, void *context) {
     if (stack == NULL || !pya_refcount_drop(&stack->count)) {
         return;
     }
-    /* Labels alone: where no stacks are asked for no capture would sweep them up. */
+    /* Without frames of its own: where no stacks are asked for no capture would sweep it up. */
     if (stack->n_frames == 0) {
         stack_destroy(stack);
     } else {
@@ -269,7 +300,7 @@ pya_stack_release(void *arg, void *context) {
 uint64_t
 pya_stack_key(void *arg, void *context) {
     (void)arg;
-    const struct stack *stack = context;
+    const struct stack *stack = stack_shown(context);
     uint64_t key = 0;
     for (size_t i = 0; stack != NULL && i < stack->n_frames; i++) {
         key = (key ^ (uint64_t)(uintptr_t)stack->frames[i].code) * UINT64_C(0x9E3779B97F4A7C15);
@@ -322,7 +353,7 @@ frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t 
 bool
 pya_stack_where(void *arg, void *context, char *text, size_t text_bytes) {
     (void)arg;
-    const struct stack *stack = context;
+    const struct stack *stack = stack_shown(context);
     if (!Py_IsInitialized() || stack == NULL || stack->n_frames == 0) {
         return false;
     }
@@ -479,7 +510,7 @@ stack_bytes(const struct stack *stack) {
 
 PyObject *
 pya_stack_frames(PyObject *cache, void *context) {
-    const struct stack *stack = context;
+    const struct stack *stack = stack_shown(context);
     if (stack == NULL) {
         return PyList_New(0);
     }
@@ -499,7 +530,7 @@ pya_stack_frames(PyObject *cache, void *context) {
 
 size_t
 pya_stack_read(void *context, struct pya_stack_frame *out, size_t room) {
-    const struct stack *stack = context;
+    const struct stack *stack = stack_shown(context);
     size_t n = 0;
     if (stack == NULL) {
         return 0;

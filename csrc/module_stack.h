@@ -14,6 +14,7 @@
 void *pya_stack_capture(void *arg, bool with_stack);
 void pya_stack_retain(void *arg, void *context);
 void pya_stack_release(void *arg, void *context);
+void *pya_stack_of_free(void *arg, void *here, void *allocation);
 
 /* Equal for equal stacks, 0 for none; needs no GIL. */
 uint64_t pya_stack_key(void *arg, void *context);

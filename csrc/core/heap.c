@@ -513,13 +513,20 @@ heap_refuse_free(struct pya_heap *heap, pya_dptr ptr) {
     return is_ours ? PYA_E_DOUBLE_FREE : PYA_E_FOREIGN;
 }
 
-__attribute__((noinline, cold)) static void
-card_trace_free(struct pya_card *card, const struct pya_block *block, void *here) {
-    /* Without a stack of its own a free is traced with that of its allocation, as torch does. */
+/* As in torch a free without a stack of its own is traced with that of its allocation.  Returns what the caller owns of it
+ * instead of `here`. */
+__attribute__((noinline, cold)) static void *
+card_trace_free(
+    struct pya_card *card, const struct pya_hooks *hooks, const struct pya_block *block,
+    void *here) {
+    if (block->context != NULL && hooks->context_of_free != NULL) {
+        here = hooks->context_of_free(hooks->arg, here, block->context);
+    }
     card->history->current = here != NULL ? here : block->context;
     pya_history_add(
         card->history, PYA_ACTION_FREE_REQUESTED, block->addr, block->requested,
         pya_arena_place(block->arena), NULL);
+    return here;
 }
 
 pya_status
@@ -545,7 +552,7 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
     }
     void *context = block->context;
     if (PYA_UNLIKELY(card->history != NULL)) {
-        card_trace_free(card, block, here);
+        here = card_trace_free(card, &heap->hooks, block, here);
     }
     block->context = NULL;
     if (block->n_request != 0) {

@@ -32,6 +32,10 @@ struct pya_hooks {
     /* Both may be called under a card's lock: they must not wait for Python or call the heap. */
     void (*retain_context)(void *arg, void *context);
     void (*release_context)(void *arg, void *context);
+    /* What a free is traced with: `here` or, where that came without a call stack, the stack of its allocation (not NULL) with
+     * what `here` says besides, which may be NULL.  It takes over the reference to `here` and gives one.  Called under a
+     * card's lock. */
+    void *(*context_of_free)(void *arg, void *here, void *allocation);
     /* A number that is the same for equal call stacks, 0: no stack.  Called under a card's lock. */
     uint64_t (*context_key)(void *arg, void *context);
     /* One line that says where in the program that is; false: not known.  Called without a lock. */

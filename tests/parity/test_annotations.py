@@ -250,6 +250,25 @@ def test_metadata_needs_no_stacks(context: str | None) -> None:
     assert ("frames" in entry) is (context == "all")
 
 
+@pytest.mark.parametrize("now", ["", "later"])
+@pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
+def test_metadata_of_a_free_is_that_of_its_moment(context: str | None, now: str) -> None:
+    """Its frames are those of the allocation, where it has none of its own."""
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_set_memory_metadata"):
+        pytest.skip("this torch has no memory metadata")
+    _record_memory_history("all", context=context, stacks="python")
+    memory._set_memory_metadata("before")
+    tensor = empty(1000)
+    address = tensor.data_ptr()
+    memory._set_memory_metadata(now)
+    del tensor
+    memory._set_memory_metadata("")
+    freed = [each for each in entries_of(address) if each["action"].startswith("free")][-2:]
+    assert [each["user_metadata"] for each in freed] == [now, now]
+    assert [bool(each.get("frames")) for each in freed] == [context in ("alloc", "all")] * 2
+
+
 def takes(argument: str) -> bool:
     return argument in inspect.signature(_record_memory_history).parameters
 
