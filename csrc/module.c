@@ -5,6 +5,7 @@
 #include "module.h"
 
 #include "device/cuda.h"
+#include "module_aside.h"
 #include "module_stack.h"
 #include "torch_bridge.h"
 #include "torch_callbacks.h"
@@ -71,18 +72,14 @@ open_error(void *arg, struct pya_device_error *out) {
 }
 
 /* Calls each callable with (device, bytes); an exception is printed, not raised: an allocation is in progress.  They may
- * change the list, so a copy is walked; an exception that is in flight in this thread stays so. */
+ * change the list, so a copy is walked. */
 static bool
 call_each(PyObject *callbacks, int device, size_t bytes) {
     bool any = false;
     if (!Py_IsInitialized() || callbacks == NULL) {
         return false;
     }
-    PyGILState_STATE held = PyGILState_Ensure();
-    PyObject *type = NULL;
-    PyObject *value = NULL;
-    PyObject *traceback = NULL;
-    PyErr_Fetch(&type, &value, &traceback);
+    struct pya_aside aside = pya_aside_begin();
     PyObject *copy = PyList_GetSlice(callbacks, 0, PyList_Size(callbacks));
     for (Py_ssize_t i = 0; copy != NULL && i < PyList_Size(copy); i++) {
         PyObject *callback = PyList_GetItem(copy, i); /* borrowed */
@@ -95,9 +92,7 @@ call_each(PyObject *callbacks, int device, size_t bytes) {
         Py_DECREF(result);
     }
     Py_XDECREF(copy);
-    PyErr_Clear();
-    PyErr_Restore(type, value, traceback);
-    PyGILState_Release(held);
+    pya_aside_end(aside);
     return any;
 }
 

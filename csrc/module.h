@@ -36,8 +36,8 @@ void pya_module_trace_hold(PyObject *object, bool is_held);
 int pya_module_limits_add(PyObject *module);
 int pya_module_attention_add(PyObject *module);
 int pya_module_ops_add(PyObject *module);
-/* Calls arg, a Python function, with what is done and how much there is; false: it raised.  For work done without Python's
- * lock. */
+/* Calls arg, a Python function, with what is done and how much there is; false: it raised, or what a signal began did.  For
+ * work done without Python's lock. */
 bool pya_module_progress(void *arg, uint64_t n_done, uint64_t n_all);
 int pya_module_layout_add(PyObject *module);
 /* The layouts of a bytes object, which must outlive them, in one array for free(); NULL with an exception set. */

@@ -421,8 +421,7 @@ history_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         pya_module_trace_writer(trace) == NULL) {
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = alloc(type, 0);
+    PyObject *self = PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
@@ -448,8 +447,7 @@ history_dealloc(PyObject *self) {
     Py_XDECREF(history_from(self)->thread_name);
     Py_XDECREF(history_from(self)->threads);
     pya_frames_fini(&history_from(self)->frames);
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

@@ -39,7 +39,7 @@ pya_module_progress(void *arg, uint64_t n_done, uint64_t n_all) {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *answer =
         PyObject_CallFunction(arg, "KK", (unsigned long long)n_done, (unsigned long long)n_all);
-    const bool going = answer != NULL;
+    const bool going = answer != NULL && PyErr_CheckSignals() == 0;
     Py_XDECREF(answer);
     PyGILState_Release(state);
     return going;
@@ -73,8 +73,7 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return status == PYA_E_HOST_NOMEM ? PyErr_NoMemory()
                                           : pya_module_raise("TraceError", message);
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = alloc(type, 0);
+    PyObject *self = PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         pya_program_destroy(program);
         return NULL;
@@ -87,8 +86,7 @@ static void
 program_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     pya_program_destroy(program_from(self));
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

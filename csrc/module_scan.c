@@ -19,16 +19,6 @@ pya_module_scan_from(PyObject *self) {
     return ((struct scan_object *)self)->scan;
 }
 
-static bool
-scan_progress(void *arg, uint64_t done, uint64_t all) {
-    PyGILState_STATE held = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(arg, "KK", (ull)done, (ull)all);
-    const bool going = result != NULL && PyErr_CheckSignals() == 0;
-    Py_XDECREF(result);
-    PyGILState_Release(held);
-    return going;
-}
-
 static PyObject *
 scan_raise(pya_status status, const char *path, const struct pya_scan *scan) {
     if (PyErr_Occurred()) {
@@ -125,7 +115,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     settings.window_end = end;
     settings.moments = numbers;
     settings.ranges = ranges;
-    settings.progress = progress == Py_None ? NULL : scan_progress;
+    settings.progress = progress == Py_None ? NULL : pya_module_progress;
     settings.progress_arg = progress;
     const char *name = PyBytes_AsString(path);
     struct pya_scan *scan = NULL;
@@ -139,8 +129,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (status != PYA_OK) {
         scan_raise(status, name, scan);
     } else {
-        allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-        self = alloc(type, 0);
+        self = PyType_GenericAlloc(type, 0);
     }
     Py_DECREF(path);
     if (self == NULL) {
@@ -155,8 +144,7 @@ static void
 scan_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     pya_scan_destroy(((struct scan_object *)self)->scan);
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

@@ -5,6 +5,7 @@
 #include "module_stack.h"
 
 #include "core/refcount.h"
+#include "module_aside.h"
 #include "module_native.h"
 #include "thread_labels.h"
 
@@ -216,17 +217,10 @@ pya_stack_capture(void *arg, bool with_stack) {
         }
         return bare;
     }
-    PyGILState_STATE held = PyGILState_Ensure();
+    struct pya_aside aside = pya_aside_begin();
     pya_stack_sweep();
-    /* An exception may be in flight in this thread; looking at frames must not disturb it. */
-    PyObject *type = NULL;
-    PyObject *value = NULL;
-    PyObject *traceback = NULL;
-    PyErr_Fetch(&type, &value, &traceback);
     struct stack *stack = capture_with_gil();
-    PyErr_Clear();
-    PyErr_Restore(type, value, traceback);
-    PyGILState_Release(held);
+    pya_aside_end(aside);
     if (stack != NULL) {
         add_labels(stack, metadata, n_bytes);
     }
@@ -357,11 +351,7 @@ pya_stack_where(void *arg, void *context, char *text, size_t text_bytes) {
     if (!Py_IsInitialized() || stack == NULL || stack->n_frames == 0) {
         return false;
     }
-    PyGILState_STATE held = PyGILState_Ensure();
-    PyObject *type = NULL;
-    PyObject *value = NULL;
-    PyObject *traceback = NULL;
-    PyErr_Fetch(&type, &value, &traceback);
+    struct pya_aside aside = pya_aside_begin();
     bool is_told = false;
     for (size_t i = 0; i < stack->n_frames && !is_told; i++) {
         is_told = frame_describe(&stack->frames[i], false, text, text_bytes);
@@ -369,24 +359,16 @@ pya_stack_where(void *arg, void *context, char *text, size_t text_bytes) {
     for (size_t i = 0; i < stack->n_frames && !is_told; i++) {
         is_told = frame_describe(&stack->frames[i], true, text, text_bytes);
     }
-    PyErr_Restore(type, value, traceback);
-    PyGILState_Release(held);
+    pya_aside_end(aside);
     return is_told;
 }
 
 /* {"name", "filename", "line"}; steals nothing. */
 static PyObject *
 frame_dict(const struct frame *frame) {
-    PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
-    PyObject *file = PyObject_GetAttrString(frame->code, "co_filename");
-    PyObject *dict = NULL;
-    const int line = frame_line(frame);
-    if (name != NULL && file != NULL) {
-        dict = Py_BuildValue("{s:O,s:O,s:i}", "name", name, "filename", file, "line", line);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(file);
-    return dict;
+    return Py_BuildValue(
+        "{s:N,s:N,s:i}", "name", PyObject_GetAttrString(frame->code, "co_name"), "filename",
+        PyObject_GetAttrString(frame->code, "co_filename"), "line", frame_line(frame));
 }
 
 /* Line numbers of C and C++ would need debug information: 0, as torch writes where it has none. */
@@ -396,15 +378,10 @@ native_dict(void *address) {
     if (known == NULL) {
         return PyErr_NoMemory();
     }
-    PyObject *name = PyUnicode_DecodeUTF8(known->name, (Py_ssize_t)strlen(known->name), "replace");
-    PyObject *file = PyUnicode_DecodeFSDefault(known->file);
-    PyObject *dict = NULL;
-    if (name != NULL && file != NULL) {
-        dict = Py_BuildValue("{s:O,s:O,s:i}", "name", name, "filename", file, "line", 0);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(file);
-    return dict;
+    return Py_BuildValue(
+        "{s:N,s:N,s:i}", "name",
+        PyUnicode_DecodeUTF8(known->name, (Py_ssize_t)strlen(known->name), "replace"), "filename",
+        PyUnicode_DecodeFSDefault(known->file), "line", 0);
 }
 
 /* Takes key.  New reference to what the cache has under it, or to what make() puts there. */

@@ -1,6 +1,7 @@
 /* The torch bridge for Python: what pyalloc.install() asks of it. */
 #include "module.h"
 
+#include "module_aside.h"
 #include "torch_bridge.h"
 
 /* The callbacks are kept in Python.  Memory is freed while exceptions are in flight, too. */
@@ -10,11 +11,7 @@ trace_memory(bool is_allocation, uint64_t address) {
         return;
     }
     const char *name = is_allocation ? "MemoryAllocationCallbacks" : "MemoryDeallocationCallbacks";
-    PyGILState_STATE held = PyGILState_Ensure();
-    PyObject *type = NULL;
-    PyObject *value = NULL;
-    PyObject *traceback = NULL;
-    PyErr_Fetch(&type, &value, &traceback);
+    struct pya_aside aside = pya_aside_begin();
     PyObject *module = PyImport_ImportModule("torch.cuda._gpu_trace");
     PyObject *registry = module == NULL ? NULL : PyObject_GetAttrString(module, name);
     PyObject *done =
@@ -27,8 +24,7 @@ trace_memory(bool is_allocation, uint64_t address) {
     Py_XDECREF(done);
     Py_XDECREF(registry);
     Py_XDECREF(module);
-    PyErr_Restore(type, value, traceback);
-    PyGILState_Release(held);
+    pya_aside_end(aside);
 }
 
 /* Lets torch's calls reach the heap: {setter of CUDAPluggableAllocator: address}. */

@@ -86,8 +86,7 @@ writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (bytes == NULL) {
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = alloc(type, 0);
+    PyObject *self = PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         Py_DECREF(bytes);
         return NULL;
@@ -134,8 +133,7 @@ writer_dealloc(PyObject *self) {
         (void)pya_trace_close(writer_from(self)->writer);
     }
     Py_XDECREF(writer_from(self)->path);
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 
@@ -304,8 +302,7 @@ reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (bytes == NULL) {
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = alloc(type, 0);
+    PyObject *self = PyType_GenericAlloc(type, 0);
     if (self == NULL) {
         Py_DECREF(bytes);
         return NULL;
@@ -326,8 +323,7 @@ reader_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     pya_trace_reader_destroy(reader_from(self)->reader);
     Py_XDECREF(reader_from(self)->path);
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 
