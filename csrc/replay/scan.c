@@ -28,6 +28,22 @@ scan_list_add(struct scan_list *list, size_t item_bytes) {
     return item;
 }
 
+void *
+scan_list_insert(struct scan_list *list, size_t item_bytes, size_t at) {
+    if (scan_list_add(list, item_bytes) == NULL) {
+        return NULL;
+    }
+    char *item = (char *)list->items + at * item_bytes;
+    memmove(item + item_bytes, item, (list->n - 1 - at) * item_bytes);
+    return memset(item, 0, item_bytes);
+}
+
+void
+scan_list_drop(struct scan_list *list, size_t item_bytes, size_t at) {
+    char *item = (char *)list->items + at * item_bytes;
+    memmove(item, item + item_bytes, (--list->n - at) * item_bytes);
+}
+
 static uint64_t
 item_size(const char *item, size_t size_at) {
     uint64_t size;

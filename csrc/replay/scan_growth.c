@@ -26,20 +26,16 @@ held_search(const struct pya_scan *s, uint64_t addr, int device) {
 
 static bool
 held_insert(struct pya_scan *s, size_t at, struct pya_scan_growth piece) {
-    if (SCAN_ADD(s->held, struct pya_scan_growth) == NULL) {
-        return false;
+    struct pya_scan_growth *g = SCAN_INSERT(s->held, struct pya_scan_growth, at);
+    if (g != NULL) {
+        *g = piece;
     }
-    struct pya_scan_growth *g = held_at(s, at);
-    memmove(g + 1, g, (s->held.n - 1 - at) * sizeof *g);
-    *g = piece;
-    return true;
+    return g != NULL;
 }
 
 static void
 held_drop(struct pya_scan *s, size_t at) {
-    struct pya_scan_growth *g = held_at(s, at);
-    memmove(g, g + 1, (s->held.n - at - 1) * sizeof *g);
-    s->held.n--;
+    SCAN_DROP(s->held, struct pya_scan_growth, at);
 }
 
 static bool

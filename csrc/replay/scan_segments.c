@@ -20,13 +20,11 @@ segment_search(const struct pya_scan *s, uint64_t addr, int device) {
 
 static bool
 segment_insert(struct pya_scan *s, size_t at, struct pya_scan_segment segment) {
-    if (SCAN_ADD(s->segments, struct pya_scan_segment) == NULL) {
-        return false;
+    struct pya_scan_segment *item = SCAN_INSERT(s->segments, struct pya_scan_segment, at);
+    if (item != NULL) {
+        *item = segment;
     }
-    struct pya_scan_segment *item = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
-    memmove(item + 1, item, (s->segments.n - 1 - at) * sizeof *item);
-    *item = segment;
-    return true;
+    return item != NULL;
 }
 
 /* Is the segment at `at` mapped and does it begin where the range ends? */
@@ -83,8 +81,7 @@ scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
         before->addr + before->bytes == e->addr && (!joins_next || before->pool == segment.pool)) {
         before->bytes += segment.bytes;
         if (joins_next) {
-            memmove(next, next + 1, (s->segments.n - at - 1) * sizeof *next);
-            s->segments.n--;
+            SCAN_DROP(s->segments, struct pya_scan_segment, at);
         }
         return true;
     }
@@ -120,8 +117,7 @@ scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
             g->bytes = old.addr + old.bytes - to;
             break;
         } else {
-            memmove(g, g + 1, (s->segments.n - at - 1) * sizeof *g);
-            s->segments.n--;
+            SCAN_DROP(s->segments, struct pya_scan_segment, at);
         }
     }
     return true;
@@ -146,8 +142,7 @@ segment_join_next(struct pya_scan *s, size_t at) {
         g[1].pool == g->pool) {
         g->bytes += g[1].bytes;
         g->is_used = g->is_used || g[1].is_used;
-        memmove(g + 1, g + 2, (s->segments.n - at - 2) * sizeof *g);
-        s->segments.n--;
+        SCAN_DROP(s->segments, struct pya_scan_segment, at + 1);
     }
 }
 
