@@ -74,7 +74,8 @@ struct pya_card {
     struct pya_stats stats;
 
     struct pya_device_caps caps;
-    struct pya_slab uses; /* struct pya_use (pending.h) */
+    struct pya_context_owner contexts; /* of blocks, and of the history's entries */
+    struct pya_slab uses;              /* struct pya_use (pending.h) */
     struct pya_pages pages;
 
     struct pya_arena *arenas;  /* all, most recently created first */

@@ -49,6 +49,9 @@ heap_open_card(void *arg, int device, struct pya_card **out) {
     }
     card->index = device;
     card->cards = &heap->cards;
+    card->contexts = (struct pya_context_owner){
+        heap->hooks.arg, heap->hooks.retain_context, heap->hooks.release_context,
+        heap->hooks.context_of_free};
     card->options = heap->options;
     card->fits_carefully = card->options.memory == PYA_MEMORY_TIGHT;
     pya_slab_init(&card->blocks, sizeof(struct pya_block));
@@ -516,13 +519,9 @@ heap_refuse_free(struct pya_heap *heap, pya_dptr ptr) {
 /* As in torch a free without a stack of its own is traced with that of its allocation.  Returns what the caller owns of it
  * instead of `here`. */
 __attribute__((noinline, cold)) static void *
-card_trace_free(
-    struct pya_card *card, const struct pya_hooks *hooks, const struct pya_block *block,
-    void *here) {
-    if (block->context != NULL && hooks->context_of_free != NULL) {
-        here = hooks->context_of_free(hooks->arg, here, block->context);
-    }
-    card->history->current = here != NULL ? here : block->context;
+card_trace_free(struct pya_card *card, const struct pya_block *block, void *here) {
+    here = pya_context_of_free(&card->contexts, here, block->context);
+    card->history->current = here;
     pya_history_add(
         card->history, PYA_ACTION_FREE_REQUESTED, block->addr, block->requested,
         pya_arena_place(block->arena), NULL);
@@ -550,16 +549,16 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         pya_heap_drop_context(heap, here);
         return PYA_E_DOUBLE_FREE;
     }
-    void *context = block->context;
+    void *context = NULL;
     if (PYA_UNLIKELY(card->history != NULL)) {
-        here = card_trace_free(card, &heap->hooks, block, here);
+        here = card_trace_free(card, block, here);
     }
-    block->context = NULL;
     if (block->n_request != 0) {
         pya_repeat_note_free(block);
     }
     stats_drop(card, block);
     if (PYA_LIKELY(block->uses == NULL)) {
+        context = block->context;
         pya_ptrmap_remove_at(&card->live, slot);
         pya_block_release(block);
     } else {

@@ -25,8 +25,7 @@ pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card) {
     card->history->level = level;
     card->history->max_entries = heap->record_entries;
     card->history->skip_mask = heap->record_skip;
-    card->history->owner = (struct pya_context_owner){
-        heap->hooks.arg, heap->hooks.retain_context, heap->hooks.release_context};
+    card->history->owner = card->contexts;
     return PYA_OK;
 }
 
@@ -130,7 +129,7 @@ pya_history_annotate(struct pya_heap *heap, pya_dptr ptr, void *context) {
     }
     if (card->history != NULL) {
         pya_history_add(
-            card->history, PYA_ACTION_ANNOTATE, block->addr, block->bytes,
+            card->history, PYA_ACTION_ANNOTATE, block->addr, block->requested,
             pya_arena_place(block->arena), context);
     }
     pya_lock_release(&card->lock);

@@ -100,6 +100,18 @@ pya_history_add(
     };
 }
 
+void *
+pya_context_of_free(const struct pya_context_owner *owner, void *here, void *allocation) {
+    if (allocation != NULL && owner->of_free != NULL) {
+        return owner->of_free(owner->arg, here, allocation);
+    }
+    if (allocation != NULL && here == NULL) {
+        owner->retain(owner->arg, allocation);
+        return allocation;
+    }
+    return here;
+}
+
 void
 pya_history_move(struct pya_history *history, struct pya_history_part *out) {
     *out = (struct pya_history_part){

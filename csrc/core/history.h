@@ -66,10 +66,12 @@ struct pya_history_part {
     uint64_t n_lost; /* older ones that were overwritten, and those there was no host memory for */
 };
 
+/* The hooks of pyalloc.h that may be called under a card's lock. */
 struct pya_context_owner {
     void *arg;
     void (*retain)(void *arg, void *context);
     void (*release)(void *arg, void *context);
+    void *(*of_free)(void *arg, void *here, void *allocation);
 };
 
 /* Ring: entry i of the oldest first is items[(first + i) % n_room] once n_items == max_entries. */
@@ -93,6 +95,8 @@ const char *pya_action_name(enum pya_action action);
 void pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
     struct pya_place place, void *context);
+/* What a free is traced with, which is asked for `here`: see context_of_free in pyalloc.h.  Both may be NULL. */
+void *pya_context_of_free(const struct pya_context_owner *owner, void *here, void *allocation);
 /* Moves all entries out; the ring goes on empty. */
 void pya_history_move(struct pya_history *history, struct pya_history_part *out);
 /* The newest max_entries stay; none, where host memory is short. */

@@ -164,6 +164,28 @@ pya_pending_resume(struct pya_card *card) {
     pya_device_end(card->dev);
 }
 
+/* Its context, as of a block that nothing uses any more; what is traced is told by the call that found it done or, as in
+ * torch, by the allocation. */
+static void
+pending_release(struct pya_card *card, struct pya_block *block) {
+    const struct pya_context_owner *owner = &card->contexts;
+    void *const context = block->context;
+    void *const current = card->history == NULL ? NULL : card->history->current;
+    if (context == NULL) {
+        pya_block_release(block);
+        return;
+    }
+    if (current != NULL) {
+        owner->retain(owner->arg, current);
+    }
+    void *const here = pya_context_of_free(owner, current, context);
+    pya_history_set_current(card->history, here);
+    pya_block_release(block);
+    pya_history_set_current(card->history, current);
+    owner->release(owner->arg, here);
+    owner->release(owner->arg, context);
+}
+
 static void
 queue_pop(struct pya_card *card, struct pya_pending *queue) {
     struct pya_use *use = queue->head;
@@ -176,7 +198,7 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
         struct pya_ptrmap_slot slot;
         (void)pya_ptrmap_find(&card->live, block->addr, &slot);
         pya_ptrmap_remove_at(&card->live, slot);
-        pya_block_release(block);
+        pending_release(card, block);
         card->stats.scalar[PYA_STAT_pyalloc_event_frees]++;
     }
 }

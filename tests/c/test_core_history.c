@@ -185,6 +185,52 @@ test_uses_on_streams_are_in_the_trace_and_in_no_snapshot(void) {
     world_fini(&world);
 }
 
+/* How many of the trace's entries of the action have a context; forgets them. */
+static size_t
+n_told(struct world *world, enum pya_action action) {
+    struct pya_history_part part;
+    uint64_t now_ns = 0;
+    size_t n = 0;
+    CHECK(pya_history_take(world->heap, 0, &part, &now_ns));
+    for (size_t i = 0; i < part.n; i++) {
+        const struct pya_entry *entry = &part.items[(part.first + i) % part.n];
+        n += entry->action == action && entry->context != NULL;
+    }
+    (void)part_count(&part, action);
+    return n;
+}
+
+/* Until other streams are done with it; who recorded no stack finds it done. */
+static void
+test_what_waits_keeps_its_context(void) {
+    for (int ends = 0; ends < 3; ends++) {
+        struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
+        struct pya_snapshot snap;
+        counted_world(&world);
+        CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 100, 0));
+        pya_dptr block = take(&world, MIB, 0);
+        CHECK_OK(pya_record_stream(world.heap, block, 7));
+        give(&world, block);
+        CHECK_EQ(n_told(&world, PYA_ACTION_FREE_REQUESTED), 1);
+        CHECK_EQ(n_references, 1);
+        CHECK_OK(pya_snapshot_take(world.heap, NULL, false, &snap));
+        CHECK_EQ(snap.blocks[0].state, PYA_SNAP_PENDING);
+        CHECK(snap.blocks[0].context == &n_references);
+        pya_snapshot_fini(&snap);
+        CHECK(pya_history_context(world.heap, block) == NULL); /* no live block's */
+        if (ends == 1) {
+            pya_history_stop(world.heap);
+        }
+        if (ends < 2) {
+            CHECK_OK(pya_empty_cache(world.heap, 0));
+            CHECK_EQ(ends == 0 ? n_told(&world, PYA_ACTION_FREE_COMPLETED) : 1, 1);
+            CHECK_EQ(n_references, 0);
+        }
+        world_fini(&world);
+        CHECK_EQ(n_references, 0);
+    }
+}
+
 static void
 test_a_bad_level_or_half_the_hooks_are_refused(void) {
     struct world world = {0};
@@ -501,6 +547,7 @@ static const struct check_case cases[] = {
     {"lost", test_what_the_ring_lost_is_told},
     {"the_newest_stay_in_a_ring_of_another_size", test_the_newest_stay_in_a_ring_of_another_size},
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},
+    {"what_waits_keeps_its_context", test_what_waits_keeps_its_context},
     {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
     {"tries_leave_no_contexts", test_tries_leave_no_contexts},
     {"a_snapshot_without_host_memory", test_a_snapshot_without_host_memory},

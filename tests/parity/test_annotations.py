@@ -159,6 +159,7 @@ def test_notes_carry_pool_and_stream() -> None:
     (note,) = [entry for entry in entries_of(tensor.data_ptr()) if entry["action"] == "annotate"]
     assert note["pool_id"] == pool.id
     assert note["user_metadata"] == "note"
+    assert note["size"] == 1000  # as asked for
     assert note["frames"]
 
 

@@ -138,6 +138,39 @@ def test_pending_blocks(runtime) -> None:
     assert stats["active_bytes.all.current"] >= stats["allocated_bytes.all.current"] + 5 * MIB
 
 
+def names_of(frames: list[dict[str, Any]]) -> set[str]:
+    return {frame["name"] for frame in frames}
+
+
+@pytest.mark.parametrize("context", ["state", "alloc", "all"])
+def test_pending_blocks_are_told_by_their_allocation(runtime, context: str) -> None:
+    """Until the memory may be handed out again; what frees it then is told where every free is."""
+    here = "test_pending_blocks_are_told_by_their_allocation"
+    _record_memory_history("all", context=context, stacks="python")
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    side = torch.cuda.Stream()
+    tensor = empty(5 * MIB)
+    address = tensor.data_ptr()
+    with torch.cuda.stream(side):
+        torch.zeros(1, device="cuda")
+    tensor.record_stream(side)
+    del tensor
+    (block,) = [
+        block
+        for segment in _snapshot()["segments"]
+        for block in segment["blocks"]
+        if block["address"] == address
+    ]
+    assert block["state"] == "active_pending_free"
+    assert here in names_of(block["frames"])
+    runtime.pya_hostcuda_set_event_delay(0)
+    torch.cuda.empty_cache()
+    (entry,) = [entry for entry in of(address) if entry["action"] == "free_completed"]
+    names = names_of(entry.get("frames", []))
+    assert ("empty" in names) is (context == "alloc")
+    assert ("empty_cache" in names) is (context == "all")
+
+
 def test_frames_name_this_file() -> None:
     _record_memory_history(stacks="python")
     tensor = empty(1000)
