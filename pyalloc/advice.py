@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pyalloc import checkpoints, source, training
+from pyalloc import checkpoints, leaks, source, training
 from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.falling import falls_by
@@ -51,7 +51,8 @@ def advise(analysis: Analysis) -> list[Advice]:
 
 
 def _leak(analysis: Analysis) -> Iterator[Advice]:
-    for grown in analysis.growth()[:3]:
+    turn = leaks.turn(analysis)
+    for grown in leaks.growth(analysis)[:3]:
         blocks = [block for block in analysis.peak.blocks if block.stack == grown.stack]
         modules = Counter(in_all_layers(block.module) for block in blocks if block.module)
         within = f" (in {modules.most_common(1)[0][0]})" if modules else ""
@@ -64,8 +65,8 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         )
         yield Advice(
             "leak",
-            f"{grown.name}{within} holds {size(grown.per_step)} more at each {analysis.turn} "
-            f"({size(grown.bytes)} in the {analysis.turn}s looked at). {why}",
+            f"{grown.name}{within} holds {size(grown.per_step)} more at each {turn} "
+            f"({size(grown.bytes)} in the {turn}s looked at). {why}",
             grown.bytes,
         )
 

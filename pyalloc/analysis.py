@@ -1,8 +1,7 @@
-"""What a trace means: who holds the memory at the peak, what is idle, what grows, what to do.  Data in, data out."""
+"""What a trace means: who holds the memory at the peak, what is idle, why it ran out.  Data in, data out."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,6 @@ from pyalloc import _core, caveats, source
 from pyalloc.moments import Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 from pyalloc.told import Told, shown
-from pyalloc.turns import LEAST_TURNS, turns_of
 from pyalloc.units import MIB, size
 
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
@@ -104,21 +102,6 @@ class Row:
     name: str
     bytes: int
     blocks: int
-
-
-@dataclass(frozen=True)
-class Growth:
-    """A stack whose live bytes grow from step to step.
-
-    series: at the steps looked at; more_blocks: not only larger ones.
-    """
-
-    name: str
-    stack: int
-    bytes: int
-    per_step: float
-    series: tuple[int, ...]
-    more_blocks: bool
 
 
 @dataclass(frozen=True)
@@ -546,91 +529,6 @@ class Analysis:
             return "gradient, made in backward"
         is_workspace = block.bytes in CUBLAS_WORKSPACES
         return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")
-
-    # ---- growth ----
-
-    @property
-    def _least_growth(self) -> int:
-        """Over the steps looked at: what grows by less is not worth a word."""
-        return max(MIB // 4, int(self.totals["peak_bytes"]) // 10_000)
-
-    @cached_property
-    def turns(self) -> list[int]:
-        """Events at which growth is looked for."""
-        phases = [(phase.name, phase.begin, phase.end) for phase in self.phases]
-        return turns_of([step[1] for step in self.steps], phases)
-
-    @property
-    def turn(self) -> str:
-        """What these are."""
-        return "step" if len(self.turns) == len(self.steps) else "backward"
-
-    def growth(self) -> list[Growth]:
-        """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
-        events = self.turns[2:]
-        looked_at = [i for i, event in enumerate(events) if event in self.moments]
-        at = [self.moments[events[i]] for i in looked_at]
-        if len(at) < 3:
-            return []
-        tables = [moment.by_stack for moment in at]
-        found = []
-        n_steps = looked_at[-1] - looked_at[0]
-        for stack in tables[-1]:
-            pairs = [table.get(stack, (0, 0)) for table in tables]
-            series = tuple(size for size, _ in pairs)
-            more_blocks = pairs[-1][1] > pairs[0][1]
-            grown = series[-1] - series[0]
-            rises = all(after > before for before, after in itertools.pairwise(series))
-            if rises and grown >= self._least_growth:
-                found.append(
-                    Growth(self.name(stack), stack, grown, grown / n_steps, series, more_blocks)
-                )
-        return sorted(found, key=lambda g: -g.bytes)
-
-    def jumps(self) -> list[Growth]:
-        """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
-        events = self.turns[2:]
-        tables = [self.moments[event].by_stack for event in events if event in self.moments]
-        found = []
-        for stack in tables[-1] if len(tables) >= 3 else ():
-            series = [table.get(stack, (0, 0)) for table in tables]
-            pairs = list(itertools.pairwise(series))
-            grown = series[-1][0] - series[0][0]
-            is_steady = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairs)
-            n_rises = sum(a[0] < b[0] and a[1] < b[1] for a, b in pairs)
-            if is_steady and n_rises >= 2 and grown >= max(MIB, self.totals["peak_bytes"] // 20):
-                sizes = tuple(size for size, _ in series)
-                found.append(
-                    Growth(self.name(stack), stack, grown, grown / len(pairs), sizes, True)
-                )
-        return sorted(found, key=lambda growth: -growth.bytes)
-
-    @cached_property
-    def leak_verdict(self) -> str:
-        """In words."""
-        if len(self.turns) < LEAST_TURNS:
-            steps = f"{len(self.steps) or 'no'} step{'s' if len(self.steps) != 1 else ''}"
-            return (
-                f"leak not known: {steps} began, a verdict needs five or more (optimizer.step() ends one; else the "
-                "program says pyalloc.step() where each begins)"
-            )
-        grown = self.growth()
-        if not grown:
-            jumps = self.jumps()
-            if not jumps:
-                return (
-                    f"no leak: nothing grows from {self.turn} to {self.turn} (what grows by less than "
-                    f"{self._least_growth / MIB:.2f} MiB in all is not counted)"
-                )
-            return (
-                f"leak not sure: nothing grows at every {self.turn}, but {jumps[0].name} comes to hold "
-                f"{jumps[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"
-            )
-        total = sum(g.per_step for g in grown)
-        larger = "" if grown[0].more_blocks else ", in as many blocks as before, larger ones"
-        return (
-            f"leak: {total / MIB:.2f} MiB more at each {self.turn}, most at {grown[0].name}{larger}"
-        )
 
 
 def in_all_layers(module: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, trace
+from pyalloc import console, leaks, trace
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
@@ -68,7 +68,7 @@ class Command:
             pair = (last, moments[0]), (last, moments[1])
         changes = _changes(*pair)
         differing = [row for row in changes if row[1] != row[2]]
-        growth = last.growth()
+        growth, turn = leaks.growth(last), leaks.turn(last)
         caveats = _caveats(found)
         lines = [
             f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
@@ -83,9 +83,9 @@ class Command:
                 for name, before, after in differing[: args.n]
             ],
             "",
-            text.wrapped(f"{_verdict_of(found)}: {last.leak_verdict}", ""),
+            text.wrapped(f"{_verdict_of(found)}: {leaks.verdict(last)}", ""),
             *[
-                text.hung(f"  +{size(g.per_step)} a {last.turn}", g.name, _NAME_LINES)
+                text.hung(f"  +{size(g.per_step)} a {turn}", g.name, _NAME_LINES)
                 for g in growth[: args.n]
             ],
             *[text.wrapped(caveat) for caveat in caveats],
@@ -95,7 +95,7 @@ class Command:
                 {"name": name, "before_bytes": before, "after_bytes": after}
                 for name, before, after in changes
             ],
-            "verdict": last.leak_verdict,
+            "verdict": leaks.verdict(last),
             "leak": [{"name": g.name, "bytes_per_step": g.per_step} for g in growth],
             "caveats": caveats,
         }

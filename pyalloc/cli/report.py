@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pyalloc import advice, console, planning, replaying, trace
+from pyalloc import advice, console, leaks, planning, replaying, trace
 from pyalloc.analysis import Analysis
 from pyalloc.errors import PlanError, UsageError
 from pyalloc.report import data, html, ranks, text
@@ -156,7 +156,7 @@ def _next(found: Analysis) -> str:
         return console.RECORD
     if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
         return f"pyalloc replay {path}"  # left out here
-    if found.growth() or found.jumps():
+    if leaks.growth(found) or leaks.jumps(found):
         return f"pyalloc top {path} --over-time"
     if any(item.kind == "policy" for item in advice.advise(found)):
         return f"pyalloc replay {path} --find-min"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyalloc import asked, console, trace
+from pyalloc import asked, console, leaks, trace
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
@@ -237,11 +237,12 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
         )
         for line in ordered
     ]
-    lines += ["", text.wrapped(found.leak_verdict, "")]
-    growth = found.growth()
-    jumps = [] if growth else found.jumps()
+    lines += ["", text.wrapped(leaks.verdict(found), "")]
+    growth = leaks.growth(found)
+    jumps = [] if growth else leaks.jumps(found)
+    turn = leaks.turn(found)
     for grown in [*growth, *jumps][:n]:
-        more = f"{size(grown.per_step)} a {found.turn}" if growth else f"{size(grown.bytes)} in all"
+        more = f"{size(grown.per_step)} a {turn}" if growth else f"{size(grown.bytes)} in all"
         lines.append(text.hung(f"  +{more}", grown.name))
         lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {
@@ -254,7 +255,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
             }
             for line in ordered
         ],
-        "leak": found.leak_verdict,
+        "leak": leaks.verdict(found),
         "growth": [
             {
                 "name": g.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pyalloc import reserved
+from pyalloc import leaks, reserved
 from pyalloc.advice import advise
 from pyalloc.analysis import Analysis, Row
 from pyalloc.asked import Asked, Size, by_requests
@@ -96,8 +96,8 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             )
             for s in analysis.steps[:1000]
         ],
-        "growth": [asdict(item) for item in analysis.growth()],
-        "leak": analysis.leak_verdict,
+        "growth": [asdict(item) for item in leaks.growth(analysis)],
+        "leak": leaks.verdict(analysis),
         "advice": [asdict(item) for item in advise(analysis)],
         "replay": analysis.replays,
         "ooms": [list(oom) for oom in analysis.ooms],

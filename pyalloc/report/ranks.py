@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from pyalloc import leaks
 from pyalloc.analysis import Analysis
 from pyalloc.report.text import clip, column, wrapped
 from pyalloc.units import size
@@ -75,6 +76,6 @@ def compare(found: list[Analysis]) -> str:
     lines += ["", f"the odd one is {odd.path.name}; against {other.path.name}, at the peak:"]
     for change, name in differing[:8]:
         lines.append(f"  {'+' if change > 0 else '-'}{size(abs(change)):>10}  {clip(name, 64)}")
-    if odd.growth():
-        lines.append(wrapped(f"{odd.path.name}: {odd.leak_verdict}", ""))
+    if leaks.growth(odd):
+        lines.append(wrapped(f"{odd.path.name}: {leaks.verdict(odd)}", ""))
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, reserved
+from pyalloc import console, leaks, reserved
 from pyalloc.advice import advise
 from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.asked import Asked, Size, by_requests
@@ -289,7 +289,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     table = phase_table(analysis)
     if table:
         lines += ["", *table]
-    lines += ["", wrapped(analysis.leak_verdict, "")]
+    lines += ["", wrapped(leaks.verdict(analysis), "")]
     advice = advise(analysis)
     if advice:
         lines += ["", bold("advice", color)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import Plan, pyalloc, small_trace
-from pyalloc import _core, console, errors, source, trace
+from pyalloc import _core, console, errors, leaks, source, trace
 from pyalloc.report import html
 
 
@@ -179,7 +179,7 @@ def test_only_moments_that_are_looked_at_become_rows(
     path, made = small_trace(plan), _core.Scan
     monkeypatch.setattr(_core, "Scan", Scan)
     found = trace.analyse(path)
-    assert found.leak_verdict.startswith("no leak") and len(found.moments) == 9
+    assert leaks.verdict(found).startswith("no leak") and len(found.moments) == 9
     assert len(asked) == 3  # the peak, and what two large blocks of it were made into
     html.page(found)
     assert len(asked) == 4  # though it shows all of them: the one when most was reserved

@@ -6,7 +6,7 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan
-from pyalloc import trace
+from pyalloc import leaks, trace
 from pyalloc.advice import advise
 from pyalloc.report import text
 
@@ -214,7 +214,7 @@ def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None
             plan.event("free_completed", addr=addr)
             plan.event("alloc", addr=addr, bytes=(step + 2) * MIB, stack=plan.stack(7, "keep"))
     found = trace.analyse(plan.done())
-    verdict = found.leak_verdict
+    verdict = leaks.verdict(found)
     if every == 1:
         assert verdict.startswith("leak: ") and ("as many blocks as before" in verdict) == replaced
         (told,) = (item.text for item in advise(found) if item.kind == "leak")

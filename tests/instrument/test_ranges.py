@@ -10,7 +10,7 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
-from pyalloc import errors, trace
+from pyalloc import errors, leaks, trace
 from pyalloc.advice import advise
 from pyalloc.convert import KINDS
 from pyalloc.report import html
@@ -66,7 +66,7 @@ def test_ranges_are_phases_and_those_of_optimizers_end_steps(tmp_path: Path) -> 
     assert [step[0] for step in found.steps] == list(range(7))
     assert found.notes["optimizers"] == "AdamW"
     assert (found.totals["peak_phase"], found.totals["peak_step"]) == ("optimizer", 5)
-    assert found.leak_verdict.startswith("leak: 1.00 MiB more at each step")
+    assert leaks.verdict(found).startswith("leak: 1.00 MiB more at each step")
 
 
 @pytest.mark.parametrize(

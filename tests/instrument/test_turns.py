@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from instrument.tools import MIB, Plan, kinds
-from pyalloc import trace
+from pyalloc import leaks, trace
 from pyalloc.analysis import Row
 from pyalloc.report.text import rows
 
@@ -20,7 +20,7 @@ def test_a_leak_of_a_program_without_steps(plan: Plan, grows: bool) -> None:
         if not grows:
             plan.event("free_requested", addr=(i + 1) << 30)
     path = plan.done()
-    verdict = trace.analyse(path).leak_verdict
+    verdict = leaks.verdict(trace.analyse(path))
     if grows:
         assert verdict.startswith(
             "leak: 4.00 MiB more at each backward, most at me/model.py:7 work"

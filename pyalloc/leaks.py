@@ -1,0 +1,104 @@
+"""What grows from step to step: does a program leak?"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from pyalloc.analysis import Analysis
+from pyalloc.turns import LEAST_TURNS, turns_of
+from pyalloc.units import MIB
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A stack whose live bytes grow from step to step.
+
+    series: at the steps looked at; more_blocks: not only larger ones.
+    """
+
+    name: str
+    stack: int
+    bytes: int
+    per_step: float
+    series: tuple[int, ...]
+    more_blocks: bool
+
+
+def _least(analysis: Analysis) -> int:
+    """Over the steps looked at: what grows by less is not worth a word."""
+    return max(MIB // 4, int(analysis.totals["peak_bytes"]) // 10_000)
+
+
+def _turns(analysis: Analysis) -> list[int]:
+    """Events at which growth is looked for."""
+    phases = [(phase.name, phase.begin, phase.end) for phase in analysis.phases]
+    return turns_of([step[1] for step in analysis.steps], phases)
+
+
+def turn(analysis: Analysis) -> str:
+    """What these are."""
+    return "step" if len(_turns(analysis)) == len(analysis.steps) else "backward"
+
+
+def growth(analysis: Analysis) -> list[Growth]:
+    """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
+    events = _turns(analysis)[2:]
+    looked_at = [i for i, event in enumerate(events) if event in analysis.moments]
+    at = [analysis.moments[events[i]] for i in looked_at]
+    if len(at) < 3:
+        return []
+    tables = [moment.by_stack for moment in at]
+    found = []
+    n_steps = looked_at[-1] - looked_at[0]
+    for stack in tables[-1]:
+        pairs = [table.get(stack, (0, 0)) for table in tables]
+        series = tuple(size for size, _ in pairs)
+        more_blocks = pairs[-1][1] > pairs[0][1]
+        grown = series[-1] - series[0]
+        rises = all(after > before for before, after in itertools.pairwise(series))
+        if rises and grown >= _least(analysis):
+            name = analysis.name(stack)
+            found.append(Growth(name, stack, grown, grown / n_steps, series, more_blocks))
+    return sorted(found, key=lambda each: -each.bytes)
+
+
+def jumps(analysis: Analysis) -> list[Growth]:
+    """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
+    moments = analysis.moments
+    tables = [moments[event].by_stack for event in _turns(analysis)[2:] if event in moments]
+    least = max(MIB, analysis.totals["peak_bytes"] // 20)
+    found = []
+    for stack in tables[-1] if len(tables) >= 3 else ():
+        series = [table.get(stack, (0, 0)) for table in tables]
+        pairs = list(itertools.pairwise(series))
+        grown = series[-1][0] - series[0][0]
+        is_steady = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairs)
+        n_rises = sum(a[0] < b[0] and a[1] < b[1] for a, b in pairs)
+        if is_steady and n_rises >= 2 and grown >= least:
+            name, sizes = analysis.name(stack), tuple(size for size, _ in series)
+            found.append(Growth(name, stack, grown, grown / len(pairs), sizes, True))
+    return sorted(found, key=lambda each: -each.bytes)
+
+
+def verdict(analysis: Analysis) -> str:
+    """In words."""
+    if len(_turns(analysis)) < LEAST_TURNS:
+        n = len(analysis.steps)
+        return (
+            f"leak not known: {n or 'no'} step{'s' * (n != 1)} began, a verdict needs five or more (optimizer.step() "
+            "ends one; else the program says pyalloc.step() where each begins)"
+        )
+    grown, each = growth(analysis), turn(analysis)
+    if grown:
+        total = sum(one.per_step for one in grown)
+        larger = "" if grown[0].more_blocks else ", in as many blocks as before, larger ones"
+        return f"leak: {total / MIB:.2f} MiB more at each {each}, most at {grown[0].name}{larger}"
+    jumped = jumps(analysis)
+    if jumped:
+        return (
+            f"leak not sure: nothing grows at every {each}, but {jumped[0].name} comes to hold "
+            f"{jumped[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"
+        )
+    least = f"{_least(analysis) / MIB:.2f} MiB"
+    return f"no leak: nothing grows from {each} to {each} (what grows by less than {least} in all is not counted)"
