@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dry_support import python_for
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, pyalloc
@@ -249,17 +248,6 @@ def test_threads_that_allocate_without_the_gil_lose_nothing(record: Record) -> N
 
 
 @ALLOCATORS
-def test_modules_without_memory_yet_are_recorded(record: Record, allocator: str) -> None:
-    path = record("""
-    import torch
-    model = torch.nn.Sequential(torch.nn.LazyLinear(1000, device="cuda"), torch.nn.ReLU())
-    assert model(torch.ones(4, 500, device="cuda")).shape == (4, 1000)
-    """, "--allocator", allocator)  # fmt: skip
-    found = trace.analyse(path)
-    assert "parameters" in {row.name for row in found.by_category(found.peak.blocks)}
-
-
-@ALLOCATORS
 def test_what_was_before_the_recording_is_not_in_it(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
 ) -> None:
@@ -402,103 +390,6 @@ def test_cpp_frames_leave_room_for_the_programs_own(record: Record) -> None:
     assert str(found.place(block.stack)).endswith("program.py:5 ask")
 
 
-def test_what_the_program_drops_is_not_kept_alive(record: Record) -> None:
-    """A program that tries one model after the other needs the memory of one, recorded or not."""
-    path = record("""
-    import gc, torch
-    def train():
-        model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024)).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(2):
-            model(torch.ones(16, 1024, device="cuda")).sum().backward()
-            optimizer.step()
-    peaks = []
-    for _ in range(3):
-        train()
-        gc.collect()
-        peaks.append(torch.cuda.max_memory_allocated())
-    assert peaks[0] == peaks[2], peaks
-    """)  # fmt: skip
-    found = trace.analyse(path)
-    names = {block.module for block in found.peak.blocks}
-    categories = {found.category(block) for block in found.peak.blocks}
-    assert {"parameters", "optimizer state", "gradients"} <= categories
-    assert names <= {"", "0", "1"}
-    assert sum(mark.name == "optimizer" for mark in found.phases) == 6
-    assert len(found.steps) >= 6  # every loop's steps count
-
-
-@ALLOCATORS
-def test_what_left_the_device_and_came_back_keeps_its_category(
-    record: Record, allocator: str
-) -> None:
-    """Offloaded between steps, state comes back to the address it had, as another block."""
-    path = record("""
-    import torch
-    model = torch.nn.Linear(1024, 1024, device="cuda", bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    def step():
-        optimizer.zero_grad()
-        model(torch.ones(4, 1024, device="cuda")).sum().backward()
-        optimizer.step()
-    step()
-    (state,) = optimizer.state.values()
-    before = state["momentum_buffer"].data_ptr()
-    state["momentum_buffer"] = state["momentum_buffer"].cpu()
-    state["momentum_buffer"] = state["momentum_buffer"].cuda()
-    assert state["momentum_buffer"].data_ptr() == before
-    step()
-    """, "--allocator", allocator)  # fmt: skip
-    found = trace.analyse(path)
-    end = found.moments[max(found.moments)].blocks
-    told = sorted(block.category for block in end if block.bytes == 4 * MIB)
-    assert told == ["gradients", "optimizer state", "parameters"]
-
-
-def test_state_that_lies_deeper_is_the_optimizers(record: Record) -> None:
-    """Heavyball's lies in dicts and lists of each parameter's state, and is made anew at each step."""
-    path = record("""
-    import torch
-    class Deep(torch.optim.SGD):
-        @torch.no_grad()
-        def step(self):
-            for parameter in self.param_groups[0]["params"]:
-                of_view = self.state[parameter].setdefault(0, {})
-                of_view["average"] = torch.zeros_like(parameter)
-                of_view["rotations"] = [None, (torch.zeros(512, 512, device="cuda"),)]
-                of_view["itself"] = of_view
-    model = torch.nn.Linear(1024, 1024, device="cuda", bias=False)
-    optimizer = Deep(model.parameters(), lr=0.1)
-    for _ in range(3):
-        model(torch.ones(4, 1024, device="cuda")).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    """)  # fmt: skip
-    found = trace.analyse(path)
-    end = found.moments[max(found.moments)].blocks
-    told = sorted(block.bytes for block in end if block.category == "optimizer state")
-    assert told == [1 * MIB, 4 * MIB]
-
-
-def test_tensors_without_memory_of_their_own_are_nobodys_error(record: Record) -> None:
-    """A fake tensor says that it lies on the device, and raises where it is asked at which address."""
-    path = record("""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    side = torch.cuda.Stream()
-    real = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
-    real.record_stream(side)
-    with FakeTensorMode():
-        fake = torch.empty(4, device="cuda")
-        assert fake.is_cuda
-    try:
-        fake.record_stream(side)
-    except RuntimeError as error:
-        assert "data pointer" not in str(error), error
-    """)  # fmt: skip
-    assert trace.analyse(path).totals["n_record_streams"] == 1
-
-
 @ALLOCATORS
 def test_what_the_program_gives_back_is_given_back_in_replays(
     record: Record, allocator: str
@@ -545,80 +436,3 @@ def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str)
         assert program.info()["n_pools"] == 2
         assert program.replay("native", capacity=130 * MIB)["completed"]
         assert not program.replay("native", capacity=126 * MIB)["completed"]
-
-
-def test_adamw_is_not_called_adam(record: Record) -> None:
-    """Its steps are Adam's code."""
-    path = record("""
-    import torch
-    model = torch.nn.Linear(1024, 1024).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(4, 1024, device="cuda")).sum().backward()
-    optimizer.step()
-    """)  # fmt: skip
-    found = trace.analyse(path)
-    end = found.moments[max(found.moments)]
-    for told, name in ((None, "AdamW"), ("SGD, Adam", "Adam"), ("", "Adam or AdamW")):
-        if told is not None:  # "": as of a snapshot
-            found.notes["optimizers"] = told
-        assert f"optimizer state ({name})" in {row.name for row in found.contributors(end)}
-
-
-@ALLOCATORS
-def test_gradients_that_are_asked_for_are_a_backward(record: Record, allocator: str) -> None:
-    """Imported by name before the recording began, twice through the graph, by torch.func, inside of a backward."""
-    source = """
-    import torch
-    from torch.autograd import grad
-
-    net = torch.nn.Linear(256, 256).cuda()
-    x = torch.ones(64, 256, device="cuda", requires_grad=True)
-    with pyalloc.phase("penalty"):
-        [slope] = grad(net(x).square().sum(), x, create_graph=True)
-        slope.square().sum().backward()
-    with pyalloc.phase("func"):
-        torch.func.grad(lambda x: x.square().sum())(x.detach())
-
-    class Inner(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            with torch.enable_grad():
-                y = ctx.saved_tensors[0].detach().requires_grad_()
-                return grad(y.square().sum(), y)[0] * g
-
-    with pyalloc.phase("inner"):
-        grad(Inner.apply(x).sum(), x)
-    with pyalloc.phase("failing"):
-        try:
-            grad(x.detach().sum(), x)
-        except RuntimeError:
-            pass
-    """
-    found = trace.analyse(record(source.replace("import torch\n", "import torch, pyalloc\n", 1)))
-    seen = {name: 0 for name in ("penalty", "func", "inner", "failing")}
-    for outer in found.phases:
-        if outer.name in seen:
-            inside = [p for p in found.phases if outer.begin < p.begin and p.end < outer.end]
-            seen[outer.name] = sum(phase.name == "backward" for phase in inside)
-    assert seen == {"penalty": 2, "func": 1, "inner": 2, "failing": 1}
-    assert "retain_graph" not in found.notes
-
-
-@pytest.mark.torch
-def test_a_compiled_module_warns_of_no_hooks_that_the_program_has_not_made(tmp_path: Path) -> None:
-    source = """
-import warnings, torch
-model = torch.compile(torch.nn.Linear(8, 8).cuda(), backend="eager")
-with warnings.catch_warnings(record=True) as said:
-    model(torch.ones(2, 8, device="cuda"))
-print("said", [str(each.message) for each in said])
-"""
-    script = tmp_path / "program.py"
-    script.write_text(source)
-    out = pyalloc("dryrun", "--record", tmp_path / "out.pya", python_for(source), script)
-    assert "said []\n" in out
