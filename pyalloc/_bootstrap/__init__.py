@@ -19,5 +19,6 @@ def environment(env: dict[str, str]) -> dict[str, str]:
     """
     parts = [str(Path(__file__).resolve().parent / "path")]
     before = env.get("PYTHONPATH", "")
-    parts += [part for part in before.split(os.pathsep) if part and part not in parts]
+    if before:  # of its parts an empty one is the working directory
+        parts += [part for part in before.split(os.pathsep) if part not in parts]
     return {**env, "PYTHONPATH": os.pathsep.join(parts)}

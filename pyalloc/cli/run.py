@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -66,4 +67,9 @@ class Command:
         env[PLAN] = plan
         autorecord.remove_earlier(args.record)
         sys.stdout.flush()
+        for number in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # which Python ignores, and the program would then, too
+            signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, env)

@@ -6,9 +6,11 @@ import fcntl
 import os
 import shlex
 import struct
+import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,40 @@ def test_run_passes_exit_code_arguments_and_settings(run_python) -> None:  # typ
         expect=7,
     )
     assert done.stdout.strip() == "memory:tight ['--flag', 'x y']"
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`pyalloc run` in a process of its own."""
+    command = [sys.executable, "-m", "pyalloc", "run", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_what_run_becomes_is_ended_by_a_closed_pipe() -> None:
+    """Python ignores that signal, and what a process becomes ignores what it did."""
+    done = run("bash", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}")
+    assert (done.stdout, done.stderr) == ("y\n141\n", "")
+
+
+def test_an_empty_part_of_the_path_is_the_folder_where_the_program_starts(tmp_path: Path) -> None:
+    """What `export PYTHONPATH=$PYTHONPATH:src` makes of none; programs find what lies there without knowing why."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "beside.py").write_text("print('found')\n")
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text("import beside\n")
+    env = {**os.environ, "PYTHONPATH": f":{Path(pyalloc.__file__).parent.parent}"}
+    plain = [sys.executable, "scripts/train.py"]
+    assert subprocess.check_output(plain, env=env, cwd=tmp_path) == b"found\n"
+    done = run(*plain, env=env, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+
+
+def test_a_broken_sitecustomize_of_the_program_keeps_nothing_away(tmp_path: Path) -> None:
+    """Python tells of it, and goes on with the program."""
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('of the program')\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(pyalloc.__file__).parent.parent)])
+    code = "import sys; print([finder.name for finder in sys.meta_path if hasattr(finder, 'name')])"
+    done = run(sys.executable, "-c", code, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout == "['torch', 'torch']\n" and "of the program" in done.stderr
 
 
 def test_run_gives_a_module_its_own_options(run_python) -> None:  # type: ignore[no-untyped-def]

@@ -65,5 +65,7 @@ def _start() -> None:
 
 
 _wait_at_exit()
-_run_shadowed()
-_start()
+try:
+    _run_shadowed()
+finally:  # an error of the program's own Python tells, and goes on
+    _start()
