@@ -113,8 +113,16 @@ def prepare_choices(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(args: argparse.Namespace) -> dict[str, str]:
-    """The environment that these arguments ask for."""
+    """The environment that these arguments ask for.
+
+    Raises:
+        UsageError: they say how to record, and nothing is to be; or as prepare().
+    """
     if args.record is None:
+        if args.stacks != "python" or args.no_source or args.no_marks:
+            raise UsageError(
+                "--stacks, --no-source and --no-marks say how to record: add --record out.pya"
+            )
         return {}
     stacks = "none" if args.no_source else args.stacks
     return prepare(args.record, stacks=stacks, automatic=not args.no_marks, force=args.force)

@@ -84,6 +84,10 @@ class Command:
             raise UsageError("--temporary has a table of its own, by line")
         if args.invert and (args.by != "stack" or args.over_time):
             raise UsageError("--invert turns the tree of --by stack")
+        if args.over_time and (args.by != "line" or args.at != "peak"):
+            raise UsageError(
+                "--over-time has a table of its own, by line, of no moment: without --by and --at"
+            )
         found = trace.analyse(
             args.file, device=args.device, temporary=args.temporary, progress=progress
         )

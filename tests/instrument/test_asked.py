@@ -144,6 +144,8 @@ def test_temporaries_of_a_snapshot(plan: Plan, tmp_path: Path) -> None:
     [
         (("--temporary", "--by", "size"), "a table of its own"),
         (("--temporary", 2, "--over-time"), "a table of its own"),
+        (("--over-time", "--by", "module"), "a table of its own"),
+        (("--over-time", "--at", "end"), "a table of its own"),
         (("--temporary", -1), "not a number"),
         (("--temporary", 5000), "at most 4096 requests"),
         (("--temporary", "many"), "not a number"),

@@ -123,6 +123,20 @@ def test_a_broken_sitecustomize_of_the_program_keeps_nothing_away(tmp_path: Path
     assert done.stdout == "['torch', 'torch']\n" and "of the program" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "dryrun"])
+@pytest.mark.parametrize("option", ["--stacks=all", "--no-source", "--no-marks"])
+def test_how_to_record_is_not_said_where_nothing_is(
+    command: str,
+    option: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After hours there would be no recording."""
+    monkeypatch.setattr(os, "execvpe", None)
+    assert cli.main([command, option, sys.executable, "-V"]) == 2
+    assert "add --record out.pya" in capsys.readouterr().err
+
+
 def test_run_gives_a_module_its_own_options(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python(
         "from pyalloc.cli import main; main(['run', '--conf', 'memory:tight', '-m', 'json.tool', '--help'])"
