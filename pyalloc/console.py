@@ -191,6 +191,7 @@ def tell(args: argparse.Namespace, text: str) -> None:
 
 def complain(text: str) -> None:
     """To the person, what is wrong: in columns on a terminal, in one piece where a program looks for it."""
+    clear()
     lines = printable(text).split("\n")
     print(*(map(folded, lines) if sys.stderr.isatty() else lines), sep="\n", file=sys.stderr)
 
@@ -210,7 +211,6 @@ class Progress:
         self.begin = self.last = time.monotonic()
         self.since: tuple[float, int] | None = None  # where what the rate is of began, and its done
         self.done = 0
-        self.shown = False
         self.enabled = not quiet and sys.stderr.isatty()
 
     def __call__(self, done: int, total: int) -> bool:
@@ -224,7 +224,6 @@ class Progress:
             show_in_place(
                 f"{self.what}: {100 * done / max(total, 1):3.0f} %{self._pace(now, total)}"
             )
-            self.shown = True
         return True
 
     def _pace(self, now: float, total: int) -> str:
@@ -238,15 +237,25 @@ class Progress:
 
     def close(self) -> None:
         """Clears the line."""
-        if self.shown:
-            show_in_place("")
+        clear()
+
+
+_shown = ""  # in place, on the terminal
 
 
 def show_in_place(text: str) -> None:
     """On the terminal, in place of what is shown there; a line too long would begin another, which stays."""
+    global _shown
+    _shown = text
     try:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
         columns = 0
     width = (columns or _COLUMNS) - 1
     print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
+
+
+def clear() -> None:
+    """What is shown in place goes; whatever was to do so may have ended by an error, or by Ctrl-C."""
+    if _shown:
+        show_in_place("")

@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _dispatch(words)
             sys.stdout.flush()
     except KeyboardInterrupt:
+        console.clear()
         return 130
     except BrokenPipeError:
         _drop_output()  # the reader of our output went away; nothing to say to it

@@ -136,8 +136,6 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 plan = planning.make(
                     path, progress=reading, searching=searching, placing=placing, needs_steps=True
                 ).packed()
-                for each in (reading, searching, placing):
-                    each.close()
                 planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan)
                 results[advice.PLANNED] = planned["pyalloc"]
     progress.close()

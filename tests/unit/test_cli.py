@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shlex
@@ -343,3 +344,36 @@ def test_progress_stays_in_one_line_of_the_terminal(
         lines = shown.read(4096).split(b"\r")
     assert b"reading a.rather.long.name"[:longest] in lines[1]
     assert max(map(len, lines)) == longest
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (UsageError("no such thing"), 2, "pyalloc top: no such thing"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_ends_a_command_leaves_no_progress_behind(
+    error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written over as far as the message reached, and over the shell's own line."""
+    ours, terminal = os.openpty()
+    monkeypatch.setattr(console, "_AFTER_S", -1.0)
+    monkeypatch.setattr(console, "_EVERY_S", -1.0)
+
+    def fail(*_: object, progress: console.Progress, **__: object) -> None:
+        progress(5_000_000, 10_000_000)
+        raise error
+
+    monkeypatch.setattr("pyalloc.trace.read_once", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("pyalloc.trace.analyse", fail)
+    with os.fdopen(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert cli.main(["top", "a.trace.of.a.long.name.pya"]) == code
+        monkeypatch.undo()
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as end, contextlib.suppress(OSError):
+        while True:  # nobody has the other end any more
+            shown += end.read(4096)
+    _, progress, _, blank, rest = shown.decode().split("\r", 4)
+    assert "50 %" in progress and not blank.strip() and rest.strip() == told
