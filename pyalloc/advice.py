@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pyalloc import checkpoints, leaks, source, training
+from pyalloc import checkpoints, leaks, recorded, source, training
 from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.falling import falls_by
@@ -479,11 +480,12 @@ def _plan(analysis: Analysis) -> Iterator[Advice]:
     _, own = _own_peaks(analysis)
     least = min(own, unplanned)  # what the program has already, or would have by pyalloc alone
     if is_worth_a_plan(least - planned, planned):
-        plan, run = f"pyalloc plan {analysis.path.name}", "pyalloc run --plan"
+        make = f"pyalloc plan {shlex.quote(str(analysis.path))}"
+        follow = f"pyalloc run --plan {shlex.quote(str(recorded.plan(analysis.path)))}"
         yield Advice(
             "plan",
-            f"its steps ask for the same each time: with a plan (`{plan}`, then `{run} "
-            f"{analysis.path.stem}.plan`) pyalloc would have needed {size(planned)} instead of {size(own)} "
+            f"its steps ask for the same each time: with a plan (`{make}`, then `{follow}`) pyalloc would have "
+            f"needed {size(planned)} instead of {size(own)} "
             f"({size(unplanned)} without the plan).",
             own - planned,
         )

@@ -41,6 +41,11 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.oom.txt")
 
 
+def plan(path: Path) -> Path:
+    """The name of its plan: out.plan of out.pya, and of the out.pya.part that a killed program left."""
+    return path.parent / f"{Path(path.name.removesuffix('.part')).stem}.plan"
+
+
 def cut_off(path: Path) -> str:
     """Why a file of that name may be there, for an error."""
     return ", from a recording that was cut off or still runs" if path.suffix == ".part" else ""

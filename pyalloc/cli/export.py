@@ -49,7 +49,7 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Writes FILE, or the trace's name with the format's suffix."""
         suffix, convert = export.FORMATS[args.to]
-        target = args.output = args.output or args.file.with_name(args.file.stem + suffix)
+        target = args.output = args.output or args.file.parent / f"{args.file.stem}{suffix}"
         _check_suffix(target, args.to)
         console.keep_inputs(args)  # a snapshot has the suffix of one already
         console.check_output(target, args.force)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, console, planning, ranked, replaying, trace
+from pyalloc import _core, console, planning, ranked, recorded, replaying, trace
 from pyalloc.advice import PLANNED
 from pyalloc.caveats import gap_of, notes_of
 from pyalloc.errors import PlanError, UsageError
@@ -60,7 +60,7 @@ class Command:
         """Writes the plans, and says what they come to."""
         if len(args.file) > 1 and args.output is not None:
             raise UsageError("-o is for one file; the plans of several get the names of these")
-        targets = [args.output or _target(file) for file in args.file]
+        targets = [args.output or recorded.plan(file) for file in args.file]
         for i, target in enumerate(targets):
             console.keep_inputs(argparse.Namespace(file=args.file, output=target))
             console.check_output(target, args.force)
@@ -106,11 +106,6 @@ class _Made:
         }
 
 
-def _target(file: Path) -> Path:
-    """out.plan of out.pya, and of the out.pya.part that a killed program left."""
-    return file.with_name(Path(file.name.removesuffix(".part")).stem + ".plan")
-
-
 def _given(made: list[_Made], n_files: int) -> dict[Path, list[_Made]]:
     """What is to be given as --plan, with whose plans these are: ranks are given one name, others each their own.
 
@@ -132,8 +127,6 @@ def _made(args: argparse.Namespace, file: Path, target: Path) -> _Made:
         plan = planning.make(
             file, device=args.device, progress=reading, searching=searching, placing=placing
         )
-        for each in (reading, searching, placing):
-            each.close()
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.program(file, progress) as program:
             figures = _replayed(program, plan, progress)

@@ -86,6 +86,13 @@ def test_names_of_files_need_not_be_text(plan: Plan, tmp_path: Path) -> None:
     assert "<title>a\\udcff.pya" in page.read_text()
 
 
+@pytest.mark.parametrize("words", [["export", "--to", "csv"], ["plan"], ["report"]])
+def test_a_folder_is_told_to_be_one(words: list[str], tmp_path: Path) -> None:
+    for folder in (".", "/"):
+        said = pyalloc(*words, folder, expect=2, cwd=tmp_path)
+        assert said == f"pyalloc {words[0]}: {folder}: Is a directory\n"
+
+
 def test_a_terminal_gets_nothing_that_it_obeys(plan: Plan) -> None:
     evil = "\x1b[2J\x1b]0;title\x07\r\u202e\x9b2J name"
     plan.event("user", f"allocator={evil}")

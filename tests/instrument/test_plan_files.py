@@ -13,6 +13,7 @@ import pytest
 from instrument.plan_cases import Program, only
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import _core, cli, planning, trace
+from pyalloc.advice import advise
 from pyalloc.cli import plan as plan_command
 from pyalloc.config import Config
 from pyalloc.errors import ConfigError, PlanError
@@ -127,6 +128,20 @@ def test_plans_of_ranks_have_one_name(steps: Path, tmp_path: Path) -> None:
     least = pyalloc("replay", whole[0], "--find-min", "--policy", "pyalloc")
     assert re.search(r"--devices 2 --allocator pyalloc torchrun --nproc-per-node 2 /my", least)
     assert "It is one of 2 ranks, of which another may need more." in least
+
+
+def test_the_commands_that_advice_proposes_can_be_typed(steps: Path, tmp_path: Path) -> None:
+    path = steps.rename(tmp_path / "my run.pya.part")
+    found = trace.analyse(path)
+    found.replays = {
+        name: {"peak_bytes": n * MIB, "completed": True}
+        for name, n in (("native", 90), ("pyalloc", 80), ("planned", 50))
+    }
+    (told,) = [item.text for item in advise(found) if item.kind == "plan"]
+    pyalloc("plan", path)
+    made = tmp_path / "my run.plan"
+    assert made.exists()
+    assert f"(`pyalloc plan '{path}'`, then `pyalloc run --plan '{made}'`)" in told
 
 
 def test_plans_of_several_programs(steps: Path, tmp_path: Path) -> None:
