@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pyalloc import checkpoints, leaks, recorded, source, training
 from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
-from pyalloc.falling import falls_by
+from pyalloc.falling import alive_at, falls_by
 from pyalloc.idle import idle_runs, knows_backwards
 from pyalloc.moments import PAGE, Block, page_bytes
 from pyalloc.units import size
@@ -99,19 +99,15 @@ def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
 
 
 def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], int]:
-    """How much of what is alive at the peak was so all through a phase: there may be thousands of either."""
+    """How much of what is alive at the peak was so all through a phase."""
     peak = analysis.totals["peak_event"]
-    made = sorted((block.alloc_event, block.bytes) for block in kept)
-    freed = sorted((block.free_event, block.bytes) for block in kept if block.free_event)
-    by_made = list(itertools.accumulate((n for _, n in made), initial=0))
-    by_freed = list(itertools.accumulate((n for _, n in freed), initial=0))
+    bytes_at = alive_at(kept, peak)
 
     def through(phase: Phase) -> int:
         if phase.end <= peak:  # freed later, all of them
-            return by_made[bisect.bisect_right(made, phase.begin, key=lambda each: each[0])]
+            return bytes_at(phase.begin)
         if phase.begin >= peak:  # made before
-            gone = bisect.bisect_left(freed, phase.end, key=lambda each: each[0])
-            return by_made[-1] - by_freed[gone]
+            return bytes_at(phase.end)
         return sum(
             block.bytes
             for block in kept

@@ -21,7 +21,7 @@ def falls_by(dropped: Iterable[Block], analysis: Analysis, alike: Collection[str
     """
     blocks = list(dropped)
     peak = analysis.totals["peak_event"]
-    alive_at = _alive_at(blocks, peak)
+    bytes_at = alive_at(blocks, peak)
     elsewhere = 0
     for phase in analysis.phases:
         if phase.name not in _PHASES or phase.begin < peak <= phase.end:
@@ -30,22 +30,22 @@ def falls_by(dropped: Iterable[Block], analysis: Analysis, alike: Collection[str
             elsewhere = max(elsewhere, phase.peak_bytes)
         else:
             # All of them are alive at the peak: nearest to it are most, and so is the phase's own peak.
-            alive = alive_at(phase.end if phase.end <= peak else phase.begin)
+            alive = bytes_at(phase.end if phase.end <= peak else phase.begin)
             elsewhere = max(elsewhere, phase.peak_bytes - alive if alive else 0)
     left: int = analysis.totals["peak_bytes"] - elsewhere
     return max(min(sum(block.bytes for block in blocks), left), 0)
 
 
-def _alive_at(blocks: list[Block], peak: int) -> Callable[[int], int]:
-    """How much of them is alive at an event: there may be thousands of either."""
+def alive_at(blocks: Collection[Block], peak: int) -> Callable[[int], int]:
+    """How much of blocks that are alive at the peak is so at an event, for thousands of either."""
     made = sorted((block.alloc_event, block.bytes) for block in blocks)
     freed = sorted((block.free_event, block.bytes) for block in blocks if block.free_event)
     by_made = list(itertools.accumulate((n for _, n in made), initial=0))
     by_freed = list(itertools.accumulate((n for _, n in freed), initial=0))
 
-    def alive_at(event: int) -> int:
+    def bytes_at(event: int) -> int:
         if event <= peak:  # freed later, all of them
             return by_made[bisect.bisect_right(made, event, key=lambda each: each[0])]
         return by_made[-1] - by_freed[bisect.bisect_left(freed, event, key=lambda each: each[0])]
 
-    return alive_at
+    return bytes_at
