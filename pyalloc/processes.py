@@ -100,7 +100,7 @@ def find(pid: int) -> Process:
 
 def _status(pid: int) -> dict[str, str]:
     try:
-        text = (_PROC / str(pid) / "status").read_text()
+        text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise UsageError(f"there is no process {pid}") from None
     return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))

@@ -51,6 +51,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_a_name_that_the_kernel_cut_within_a_character_is_no_error(tmp_path: Path) -> None:
+    """It keeps 15 bytes of a program's."""
+    program = tmp_path / ("ü" * 10)
+    program.symlink_to(shutil.which("cat") or "")
+    with process(str(program)) as pid:
+        assert processes.find(pid).pid == pid
+
+
 def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with process("cat") as pid:
         assert f"process {pid} (cat) is not Python with torch; attach to" in said(capsys, str(pid))
