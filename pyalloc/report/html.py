@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -49,14 +50,14 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     content = json.dumps(found, separators=(",", ":"), default=str)
     # "</" ends a script element wherever it stands, and "<!--" with "<script" keeps one from ending.
     content = content.replace("<", "\\u003c")
-    title = html.escape(analysis.path.name)
-    template = _TEMPLATE.read_text(encoding="utf-8")
-    return (
-        template.replace("__TITLE__", title)
-        .replace("__GROWTHS__", _GROWTHS.read_text(encoding="utf-8"))
-        .replace("__EVENTS__", _EVENTS.read_text(encoding="utf-8"))
-        .replace("__DATA__", content)
-    )
+    parts = {
+        "__TITLE__": html.escape(analysis.path.name),
+        "__GROWTHS__": _GROWTHS.read_text(encoding="utf-8"),
+        "__EVENTS__": _EVENTS.read_text(encoding="utf-8"),
+        "__DATA__": content,
+    }
+    # All at once: a part may hold another's name.
+    return re.sub("|".join(parts), lambda found: parts[found[0]], _TEMPLATE.read_text("utf-8"))
 
 
 class _Stacks:

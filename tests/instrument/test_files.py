@@ -86,6 +86,12 @@ def test_names_of_files_need_not_be_text(plan: Plan, tmp_path: Path) -> None:
     assert "<title>a\\udcff.pya" in page.read_text()
 
 
+def test_a_page_of_a_trace_that_is_called_as_its_parts_are(plan: Plan) -> None:
+    path = small_trace(plan).rename(plan.path.with_name("__DATA__ of __EVENTS__.pya"))
+    (title,) = re.findall("<title>(.*)</title>", html.page(trace.analyse(path)))
+    assert title.startswith(path.name)
+
+
 @pytest.mark.parametrize("words", [["export", "--to", "csv"], ["plan"], ["report"]])
 def test_a_folder_is_told_to_be_one(words: list[str], tmp_path: Path) -> None:
     for folder in (".", "/"):
