@@ -17,7 +17,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: the text is no size above zero.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE | re.ASCII
+    )
     n_bytes = float(match.group(1)) * _UNITS[match.group(2).upper()] if match else 0.0
     if not 1 <= n_bytes < math.inf:
         raise UsageError(f"{text!r} is not a size; write for example 24GB or 900MiB")
@@ -28,6 +30,6 @@ def size(value: float) -> str:
     """Bytes for a person."""
     if abs(value) < 512:
         return f"{value:.0f} byte{'' if round(value) == 1 else 's'}"
-    if value >= 2**30:
+    if abs(value) >= 2**30:
         return f"{value / 2**30:.2f} GiB"
-    return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / 1024:.1f} KiB"
+    return f"{value / MIB:.1f} MiB" if abs(value) >= MIB else f"{value / 1024:.1f} KiB"

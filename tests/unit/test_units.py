@@ -22,7 +22,9 @@ def test_sizes_are_read_as_a_card_names_them(text: str, expected: int) -> None:
     assert units.parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "12XB", "1e9", "9" * 400 + "GB"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "0", "12XB", "1e9", "9" * 400 + "GB", "8\u212a"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         units.parse_bytes(text)
@@ -37,6 +39,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (2**20, "1.0 MiB"),
         (2**30 - 2**19, "1023.5 MiB"),
         (2**30, "1.00 GiB"),
+        (-(2**20), "-1.0 MiB"),
+        (-(2**31), "-2.00 GiB"),
     ],
 )
 def test_sizes_are_told_in_the_unit_a_person_would_take(value: int, text: str) -> None:
