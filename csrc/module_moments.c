@@ -6,7 +6,7 @@
 
 typedef unsigned long long ull;
 
-/* ---- blocks: there may be millions, so their rows are what pyalloc.analysis.Block holds ---- */
+/* ---- blocks: there may be millions, so their rows are what pyalloc.moments.Block holds ---- */
 
 enum { BLOCK_FIELDS = 16 };
 

@@ -202,7 +202,7 @@ class Scan:
     live blocks and the segments are kept.  window: bins only of these events, and spans(): the largest blocks alive in
     it.  ranges: begins and ends in turns, ascending, of events that told() tells one by one, as pyalloc.told.Told
     holds them.  short_life: blocks freed before so many further requests of their device are temporary, which stacks(),
-    stackless() and totals()["device_peak_lasting"] tell of.  Rows of blocks are what pyalloc.analysis.Block holds,
+    stackless() and totals()["device_peak_lasting"] tell of.  Rows of blocks are what pyalloc.moments.Block holds,
     those of a moment by device and address; pending(): what was freed then, and waited for other streams.  sizes():
     requests and their bytes, by the highest bit of what was asked for.  growths(): of the whole trace, as
     pyalloc.reserved.Piece holds them.
