@@ -71,7 +71,7 @@ class Command:
             history.append(sum(d["allocated_bytes.all.current"] for d in devices))
             if console.has_color() and shown > 1:
                 sys.stdout.write("\x1b[H\x1b[J")
-            print(screen(figures, history), flush=True)
+            print(console.printable(screen(figures, history)), flush=True)
         if not args.json:
             print(f"next: pyalloc stats {args.pid}", file=sys.stderr)
         return 0

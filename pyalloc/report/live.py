@@ -18,7 +18,8 @@ _NO_STACKS = (
 
 def screen(figures: dict[str, Any], history: list[int]) -> str:
     """A few lines; history: allocated bytes so far."""
-    lines = [clip(f"process {figures['pid']}: {' '.join(figures['argv'])}", 80)]
+    command = " ".join(" ".join(figures["argv"]).split())  # a program given as text has lines
+    lines = [clip(f"process {figures['pid']}: {command}", 80)]
     if not figures["devices"]:
         lines.append("  has not used CUDA yet")
     for index, stats in figures["devices"].items():

@@ -350,3 +350,13 @@ def test_sweep_on_a_real_cluster(plan: Plan) -> None:
         todo = sweeping.points([path], ["native", "pyalloc"], [100 * MIB, 1024 * MIB], [""])
         rows = list(sweeping.on_dask(todo, cluster.scheduler_address, lambda done, total: None))
     assert [row["completed"] for row in rows] == [False, True, False, True]
+
+
+def test_a_program_given_as_text_is_one_line_that_no_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"pid": 7, "argv": ["-c", "import torch\nprint('\x1b[2J')"], "devices": {}}
+    monkeypatch.setattr(live, "ask", lambda *_: figures)
+    assert cli.main(["live", "7", "--count", "1"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["process 7: -c import torch print('?[2J')", "  has not used CUDA yet"]
