@@ -75,9 +75,10 @@ class Result:
     when it was last out of memory, the refused request too; 0: it never was.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of what lies on the device;
     known_copies: those of values that are right, although no kernel ran.
-    untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
-    allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
-    elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
+    untold: processes whose torch had no figures; those asked to use pyalloc did not.  killed: those that began to use a
+    device and told nothing at all.  replaced: the program chose an allocator itself.
+    masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which elements differ, answered
+    with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
     unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
     no_addresses: a process was not allowed those of a device's memory, so that each request was out of memory.
     wanted_devices: as many as it needs, where it died of asking for one that is not there.
@@ -106,6 +107,7 @@ class Result:
     dtoh_bytes: int
     missing: tuple[str, ...]
     untold: tuple[int, ...] = ()
+    killed: tuple[int, ...] = ()
     replaced: bool = False
     masks: int = 0
     distinct: int = 0
@@ -253,6 +255,11 @@ def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
+def _begun(folder: Path) -> set[int]:
+    """Processes that began to use a device."""
+    return {int(path.suffix[1:]) for path in folder.glob("begun.*")}
+
+
 def _uses(
     counters: list[dict[str, Any]], reports: dict[int, dict[str, Any]]
 ) -> Iterator[DeviceUse]:
@@ -310,6 +317,7 @@ def _sum_up(
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
         missing=absent,
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
+        killed=tuple(sorted(_begun(folder) - {int(process["pid"]) for process in counters})),
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,
@@ -367,6 +375,8 @@ def _verdict(result: Result) -> str:
         return _refusal(result, memory)
     if result.exit_code != 0 or _gave_up(result):
         return _failure(result, memory)
+    if not result.devices and result.killed:
+        return "not known: what used the device was killed"
     if not result.devices:
         return "the program used no device memory"
     how = ""
@@ -451,10 +461,19 @@ def _first(result: Result) -> str:
     is_known = is_short or bool(result.wanted_devices)  # why it ended
     if result.exit_code != 0 and not is_known and not _was_stopped(result):
         return "look at the messages above"
+    if not result.devices and result.killed:
+        return (
+            "let processes end by themselves (of a Pool: close(), join()) before the program does"
+        )
     if not result.devices and not is_known:
         return 'have the program move something to "cuda", as by model.to("cuda")'
     is_limit = result.limited and _is_last(result)
     return "raise the limit, or leave it out" if is_limit else ""
+
+
+def _is_mute(result: Result) -> bool:
+    """Was the program itself killed before it could tell anything?"""
+    return result.device_calls == 0 and result.exit_code > 128
 
 
 def summary(result: Result) -> str:
@@ -478,9 +497,10 @@ def summary(result: Result) -> str:
         ),
     ]
     if result.device_calls == 0:
-        is_mute = result.exit_code > 128
+        is_mute = _is_mute(result)
         told = "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
-        figures = [("figures", told if is_mute else "none: it called nothing of CUDA")]
+        nothing = "what called CUDA was killed" if result.killed else "it called nothing of CUDA"
+        figures = [("figures", told if is_mute else f"none: {nothing}")]
     figures.append(("verdict", _verdict(result)))
     lines = [
         text.wrapped(
@@ -558,6 +578,11 @@ def _remarks(result: Result) -> list[str]:
         )
     if result.dtoh_copies > 0:
         found.append(_remark_on_reads(result))
+    if result.killed and not _is_mute(result):
+        found.append(
+            f"warning: figures of process {', '.join(map(str, result.killed))} are missing: it was killed, as by a "
+            "Pool's terminate() or a launcher, or is still running"
+        )
     if result.unreached:
         found.append(f"warning: torch's figures are missing: {result.unreached}")
     elif result.untold:

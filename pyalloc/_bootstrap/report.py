@@ -48,6 +48,7 @@ def watch(folder: str) -> None:
     os.register_at_fork(after_in_child=lambda: _begin_in_child(state))
     _note_uncaught(state)
 
+    after_import("torch", lambda torch: _note_begin(torch, state))
     after_import("torch", lambda torch: _note_resets(torch, state))
     after_import("torch", lambda torch: _note_needs(torch, state))
     answers.give()
@@ -108,6 +109,16 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
             peaks[name] = max(peaks[name], stats.get(f"{name}_bytes.all.peak", 0))
         peaks["ooms"] = max(peaks.get("ooms", 0), stats.get("num_ooms", 0))
         peaks["retries"] = max(peaks.get("retries", 0), stats.get("num_alloc_retries", 0))
+
+
+def _note_begin(torch: Any, state: _Watch) -> None:
+    """Of the device's use, by a file: a process that is killed tells nothing else."""
+
+    def begin() -> None:
+        with contextlib.suppress(OSError):
+            (Path(state.folder) / f"begun.{os.getpid()}").touch(0o600)
+
+    torch.cuda._lazy_call(begin)
 
 
 def _note_resets(torch: Any, state: _Watch) -> None:

@@ -392,3 +392,39 @@ def test_each_cache_of_compiled_kernels_is_kept_apart_once(torch_found: hostcuda
         for name, end in zip(names, ends, strict=True):
             assert end in once[name] and once[name].count(hostcuda.CACHE) == 1
             assert once[name].endswith(f"/{hostcuda.CACHE}") and again[name] == once[name]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_killed_is_not_said_to_have_used_nothing(tmp_path: Path, is_known: bool) -> None:
+    """`with Pool() as pool:` ends its processes by SIGTERM; one that ends by itself is known beside it."""
+    code, _, err = finish(
+        start(
+            [
+                sys.executable,
+                program(
+                    tmp_path,
+                    f"""
+                    import multiprocessing, os, signal
+                    def use(is_killed):
+                        import torch
+                        kept = torch.empty(1 << 20, device="cuda")
+                        if is_killed:
+                            os.kill(os.getpid(), signal.SIGTERM)
+                    if __name__ == "__main__":
+                        for is_killed in (True, False)[: 1 + {is_known}]:
+                            child = multiprocessing.Process(target=use, args=(is_killed,))
+                            child.start()
+                            child.join()
+                    """,
+                ),
+            ],
+            tmp_path,
+        )
+    )
+    assert code == 0, err
+    told = flat(err)
+    assert "warning: figures of process" in told and "are missing: it was killed" in told
+    assert "used no device memory" not in told and "called nothing of CUDA" not in told
+    assert ("verdict fits 80.00 GiB" in told) == is_known
+    assert ("verdict not known: what used the device was killed" in told) != is_known
