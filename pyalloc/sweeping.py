@@ -78,20 +78,19 @@ def on_cores(
     results: dict[Point, dict[str, Any]] = {}
     # Of more the rest would be begun for nothing.
     n_workers = min(workers or len(os.sched_getaffinity(0)), max(len(todo), 1))
-    with ProcessPoolExecutor(n_workers, initializer=_end_with_parent) as pool:
+    pool = ProcessPoolExecutor(n_workers, initializer=_end_with_parent)
+    try:
         waiting = {pool.submit(run_point, point): point for point in todo}
-        try:
-            for done, future in enumerate(as_completed(waiting), 1):
-                results[waiting[future]] = future.result()
-                progress(done, len(todo))
-        except BrokenProcessPool:
-            raise UsageError(
-                "a worker was killed, most often because memory ran out: give --workers fewer than "
-                f"{n_workers}"
-            ) from None
-        except BaseException:  # the others are for nothing then
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for done, future in enumerate(as_completed(waiting), 1):
+            results[waiting[future]] = future.result()
+            progress(done, len(todo))
+    except BrokenProcessPool:
+        raise UsageError(
+            "a worker was killed, most often because memory ran out: give --workers fewer than "
+            f"{n_workers}"
+        ) from None
+    finally:  # of what is left after an error; once, for what comes later takes back what was said
+        pool.shutdown(cancel_futures=True)
     return (results[point] for point in todo)
 
 

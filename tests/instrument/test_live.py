@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -360,3 +360,24 @@ def test_a_program_given_as_text_is_one_line_that_no_terminal_obeys(
     assert cli.main(["live", "7", "--count", "1"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown == ["process 7: -c import torch print('?[2J')", "  has not used CUDA yet"]
+
+
+def test_what_is_left_of_a_sweep_that_was_broken_off_is_not_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C had to wait for all replays: a second call, by the end of `with`, took the first one's wish back."""
+    told = []
+
+    class Pool(ProcessPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            told.append(cancel_futures)
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(sweeping, "run_point", repr)
+    with pytest.raises(KeyboardInterrupt):
+        sweeping.on_cores([sweeping.Point("trace", "native", n) for n in range(9)], 2, interrupt)
+    assert told == [True]
