@@ -126,9 +126,11 @@ def when(found: Analysis, at: str) -> tuple[int, str]:
         if not found.ooms:
             raise UsageError("memory never ran out in this trace; try --at peak")
         return found.ooms[0][0], "when memory ran out"
+    if n == 0:
+        raise UsageError(f"there is no event in this trace, so there is no --at {clip(at, 40)}")
     if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) >= n:
         raise UsageError(
-            f"--at takes peak, end, oom or the number of an event up to {max(n - 1, 0)}, not {clip(at, 40)!r}"
+            f"--at takes peak, end, oom or the number of an event up to {n - 1}, not {clip(at, 40)!r}"
         )
     return int(at) + 1, f"after event {int(at):,}"
 
@@ -187,7 +189,7 @@ def asked(lines: Sequence[Asked], sizes: Sequence[Size], limit: int) -> list[str
         bar = "#" * -(-_BAR * each.requests // most)
         told.append(
             f"{least:<15}{each.requests:>12,}{100 * each.requests / n:>6.1f} %  {bar:<{_BAR}}"
-            f"{size(each.bytes):>13}{100 * each.bytes / n_bytes:>6.1f} %"
+            f"{size(each.bytes):>13}{100 * each.bytes / max(n_bytes, 1):>6.1f} %"
         )
     for title, found in (("most bytes", lines), ("most requests", by_requests(lines))):
         told += ["", f"lines with {title}", f"{'bytes':>12}{'requests':>12}  line"]

@@ -212,3 +212,14 @@ def test_figures_of_nothing(plan: Plan) -> None:
     out = pyalloc("stats", plan.done())
     assert "requests  " not in out and "lines with" not in out
     assert "0 of 0 requests (0.0 %)" in " ".join(pyalloc("top", plan.path, "--temporary").split())
+
+
+def test_requests_for_nothing(plan: Plan) -> None:
+    """Snapshots of other tools have some."""
+    plan.event("alloc", addr=1 << 30, bytes=0)
+    told = pyalloc("stats", plan.done())
+    assert "under 1.0 KiB             1" in told and "0 bytes   0.0 %" in told
+
+
+def test_an_event_of_none(plan: Plan) -> None:
+    assert "there is no event in this trace" in pyalloc("top", plan.done(), "--at", 0, expect=2)
