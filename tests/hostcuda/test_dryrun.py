@@ -273,6 +273,8 @@ def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Pat
     source = (
         "import importlib.util, os, sitecustomize, subprocess, sys, pyalloc; print(pyalloc.__file__)\n"
         "assert importlib.util.find_spec('report') is None, 'hides what the program calls so'\n"
+        "assert importlib.util.find_spec('examples') is None, 'lies beside pyalloc'\n"
+        "assert importlib.util.find_spec('pyalloc.errors') and pyalloc.status()\n"
         "env = {'PYTHONPATH': os.pathsep.join(sys.path)}\n"  # as torch makes it for children
         "subprocess.run([sys.executable, '-S', '-c', 'import sitecustomize'], env=env, check=True)"
     )

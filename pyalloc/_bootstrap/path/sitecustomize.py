@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _OTHERS = os.path.dirname(_HERE)
@@ -24,10 +25,26 @@ def _run_shadowed() -> None:
     spec.loader.exec_module(module)
 
 
+class _Package:
+    """Finds pyalloc alone: what lies beside it may be another environment's, and is none of the program's business."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "pyalloc":
+            return None
+        folder = os.path.dirname(_OTHERS)
+        file = os.path.join(folder, "__init__.py")
+        return importlib.util.spec_from_file_location(
+            fullname, file, submodule_search_locations=[folder]
+        )
+
+
 def _make_importable() -> None:
     """The program's Python need not have pyalloc: then it is found last, after everything of the program's."""
     if importlib.util.find_spec("pyalloc") is None:
-        sys.path.append(os.path.dirname(os.path.dirname(_OTHERS)))
+        sys.meta_path.append(_Package)
 
 
 def _wait_at_exit() -> None:
