@@ -143,8 +143,8 @@ def _interpreter(command: list[str]) -> str:
         return found
     with open(found, "rb") as file:
         first = file.readline(200)
-    match = re.match(rb"#!\s*(\S*python[\d.]*)\s*$", first)
-    return match.group(1).decode() if match else sys.executable
+    named = re.match(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*python[\d.]*)(?:\s|$)", first)
+    return (shutil.which(os.fsdecode(named[1])) if named else None) or sys.executable
 
 
 def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,31 @@ def result(memory: int, **changed: Any) -> dryrun.Result:
         "launches": 1, "dtoh_copies": 0, "dtoh_bytes": 0, "missing": (),
     }  # fmt: skip
     return dryrun.Result(**{**known, **changed})
+
+
+@pytest.mark.parametrize(
+    ("first", "is_other"),
+    [
+        ("#!{}", True),
+        ("#! {} -u", True),
+        ("#!/usr/bin/env python3.999", True),
+        ("#!/usr/bin/env -S python3.999 -u", True),
+        ("#!/usr/bin/env python3.998", False),
+        ("#!/bin/sh python3.999", False),
+        ("import torch", False),
+    ],
+)
+def test_the_python_of_a_script_is_that_of_its_first_line(
+    first: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its PyTorch may be of another CUDA than that of the one that runs pyalloc."""
+    other, script = tmp_path / "python3.999", tmp_path / "train"
+    script.write_text(f"{first.format(other)}\n")
+    for path in (other, script):
+        path.touch()
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert dryrun._interpreter([str(script)]) == (str(other) if is_other else sys.executable)
 
 
 def test_summary_fits_80_columns() -> None:
