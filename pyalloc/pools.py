@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyalloc.devices import index_of
-from pyalloc.limits import Size, set_limit
+from pyalloc.limits import Size, get_limit, set_limit
 
 if TYPE_CHECKING:
     from pyalloc.devices import Device
@@ -38,6 +38,8 @@ def pool(
     import torch
 
     index = index_of(device)
+    if limit is not None:
+        get_limit(index)  # raises where pyalloc is not installed, before CUDA is started
     with torch.cuda.device(index):  # a MemPool is of the device that is current when it is made
         # Not told where it is not asked for: older versions know no such argument.
         created = torch.cuda.MemPool(use_on_oom=True) if use_on_oom else torch.cuda.MemPool()

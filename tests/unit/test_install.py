@@ -97,7 +97,10 @@ def test_what_needs_an_installation_does_not_make_it_too_late(dry_python) -> Non
     dry_python(
         """
         import torch, pyalloc
-        for call in (pyalloc.stats, pyalloc.get_limit, pyalloc.trim, lambda: pyalloc.reserve("1GiB")):
+        limited = pyalloc.pool(limit="1GiB")
+        for call in (
+            pyalloc.stats, pyalloc.get_limit, pyalloc.trim, lambda: pyalloc.reserve("1GiB"), limited.__enter__
+        ):
             try:
                 call()
             except pyalloc.AllocatorError as error:
