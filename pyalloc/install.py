@@ -74,8 +74,9 @@ class Status:
     def lines(self) -> list[str]:
         """The same, each as long as it is."""
         word = "installed" if self.installed else "not installed"
+        torch = f"torch {self.torch_version}" if self.torch_version else "torch is not imported"
         lines = [
-            f"pyalloc is {word} ({self.reason}), torch {self.torch_version}",
+            f"pyalloc is {word} ({self.reason}), {torch}",
             "settings: "
             + ", ".join(f"{option.name}:{option.value}" for option in self.config.options),
             *([f"plan: {self.config.plan}"] if self.config.plan else []),

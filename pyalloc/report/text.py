@@ -74,13 +74,14 @@ def bold(text: str, color: bool) -> str:
 
 
 def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
-    """A paragraph in 80 columns; first, rest: what its lines begin with."""
+    """A paragraph in 80 columns; first, rest: what its lines begin with.  Names and options stay in one piece."""
     return textwrap.fill(
         _by_column(text),
         WIDTH,
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,
+        break_on_hyphens=False,
     ).replace(_FILLER, "")
 
 

@@ -14,6 +14,7 @@ from dry_support import ROOT
 import pyalloc
 from benchmarks import training
 from pyalloc import cli
+from pyalloc.report.text import wrapped
 
 
 def too_long(text: str) -> list[str]:
@@ -72,3 +73,10 @@ def test_errors_are_folded_on_a_terminal_alone(
         folded = shown.read(4096).decode()
     assert too_long(folded) == []
     assert folded.split() == whole.split()
+
+
+def test_options_and_names_are_in_one_piece_in_paragraphs() -> None:
+    for width in range(1, 80):
+        assert " --over-time me/my-own.pya " in " ".join(
+            wrapped(f"{'x' * width} --over-time me/my-own.pya y").split()
+        )

@@ -36,6 +36,7 @@ def test_a_mistake_in_the_environment_is_the_status_and_no_error(run_python) -> 
     assert first.startswith(
         "not installed (install() was not called; PYALLOC_CONF: option 'memory'"
     )
+    assert "), torch is not imported settings: " in first
     assert second.startswith(
         "not installed (install() failed: PYALLOC_CONF: option 'memory' cannot"
     )
