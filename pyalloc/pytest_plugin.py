@@ -314,10 +314,9 @@ def _mib(n_bytes: int) -> str:
 
 def _made() -> int:
     """Requests so far, of all devices."""
-    import torch
+    from pyalloc.eventsources import made
 
-    each = (torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count()))
-    return sum(stats.get("allocation.all.allocated", 0) for stats in each)
+    return made()[0]
 
 
 def _left(torch: Any, before: list[int], most: int) -> list[int]:

@@ -306,8 +306,7 @@ def _forget_in_child() -> None:
         _active.recorder._detach()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _observe_oom(torch: Any, recorder: Recorder) -> None:
