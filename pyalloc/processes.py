@@ -103,6 +103,8 @@ def _status(pid: int) -> dict[str, str]:
         text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise UsageError(f"there is no process {pid}") from None
+    except PermissionError:  # /proc may be mounted so (hidepid=1)
+        raise UsageError(f"process {pid} belongs to another user") from None
     return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -57,6 +58,21 @@ def test_a_name_that_the_kernel_cut_within_a_character_is_no_error(tmp_path: Pat
     program.symlink_to(shutil.which("cat") or "")
     with process(str(program)) as pid:
         assert processes.find(pid).pid == pid
+
+
+def test_processes_that_the_system_hides_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc mounted with hidepid=1 has the folders of others, and lets nobody else look into them."""
+    read = Path.read_text
+
+    def read_own(path: Path, *given: object, **named: object) -> str:
+        if path.parts[:3] != ("/", "proc", str(os.getpid())):
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return read(path, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "read_text", read_own)
+    assert processes.with_torch_below(os.getpid()) == []
+    with pytest.raises(UsageError, match="process 1 belongs to another user"):
+        processes.find(1)
 
 
 def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]) -> None:
