@@ -24,7 +24,7 @@ static struct key keys[PYA_N_STATS];
 static bool has_keys;
 
 /* Torch's numbers, in its order: single ones, then those of pools, then the oversize ones. */
-enum { N_OVERSIZE = PYA_N_SINGLE * 4, N_POOLED = PYA_N_POOLED * PYA_N_STAT_POOLS * 4 };
+enum { N_OVERSIZE = PYA_N_SINGLE * 4, N_POOLED = PYA_N_POOLED_NUMBERS };
 static const enum pya_scalar_stat scalars_in_order[] = {
     PYA_STAT_num_alloc_retries,    PYA_STAT_num_ooms,         PYA_STAT_max_split_size,
     PYA_STAT_num_sync_all_streams, PYA_STAT_num_device_alloc, PYA_STAT_num_device_free,

@@ -88,7 +88,7 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 
 static double
 stitch_cost_ns(size_t n_handles) {
-    return COST_ACCESS_NS + (double)n_handles * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
+    return (double)COST_ACCESS_NS + (double)n_handles * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
 }
 
 static double

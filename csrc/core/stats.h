@@ -86,7 +86,9 @@ enum pya_scalar_stat {
 
 enum pya_stat_pool { PYA_STAT_ALL, PYA_STAT_LARGE, PYA_STAT_SMALL, PYA_N_STAT_POOLS };
 
-#define PYA_N_STATS (PYA_N_POOLED * PYA_N_STAT_POOLS * 4 + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
+/* Of each pooled one in each pool, and of each single one, there are four numbers. */
+#define PYA_N_POOLED_NUMBERS ((int)PYA_N_POOLED * (int)PYA_N_STAT_POOLS * 4)
+#define PYA_N_STATS (PYA_N_POOLED_NUMBERS + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
 
 /* pooled[] holds only the statistics that live does not.  The pools add up to "all".
  * Checked by pya_stats_check(). */

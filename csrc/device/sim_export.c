@@ -14,7 +14,7 @@ struct sim_ticket {
     uint64_t handle;
 };
 
-static const char sim_magic[8] = "pyasimpg";
+static const char sim_magic[8] = {'p', 'y', 'a', 's', 'i', 'm', 'p', 'g'};
 
 static bool
 sim_ticket_write(const struct pya_sim *sim, pya_page_handle handle, int *out) {

@@ -16,7 +16,7 @@
 /* At once; more wait their turn. */
 enum { SERVER_CLIENTS = 64, SERVER_PAUSE_NS = 10000000 };
 
-static const char name_magic[8] = "pyalloc2";
+static const char name_magic[8] = {'p', 'y', 'a', 'l', 'l', 'o', 'c', '2'};
 
 /* Written under the lock, before the thread begins, and never again but in a forked child. */
 static struct {
