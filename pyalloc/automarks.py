@@ -23,7 +23,7 @@ _At = tuple[int, int]  # device, address
 _Told = tuple[str, Any]  # category, weak reference to the storage
 _Kind = tuple[type[Any], frozenset[int]]  # an optimizer's class and the parameters it is for
 _HOLDERS = (ValuesView, list, tuple)
-_DEPTH = 3  # of dicts and lists in an optimizer's state
+_DEPTH = 3  # of dicts and lists in an optimizer's state, and of tensors made of others
 # What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized ones.
 _NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
@@ -317,10 +317,8 @@ class AutoMarks:
             self.recorder.add("user", f"unused_gradients={total} bytes, {', '.join(models[:4])}")
 
     def _weigh(self, found: dict[_At, int], value: Any) -> None:
-        if isinstance(value, self.torch.Tensor) and value.is_cuda:
-            storage, address = _memory(value)
-            if address:
-                found[value.device.index, address] = storage.nbytes()
+        for at, storage in self._memories(value):
+            found[at] = storage.nbytes()
 
     # ---- categories ----
 
@@ -357,12 +355,19 @@ class AutoMarks:
             self._note(found, parameter.grad, "gradients")
 
     def _note(self, found: dict[_At, _Told], value: Any, category: str) -> None:
+        for at, storage in self._memories(value):
+            found.setdefault(at, (category, weakref.ref(storage)))
+
+    def _memories(self, value: Any, depth: int = 0) -> Iterator[tuple[_At, Any]]:
+        """Where a tensor's storage begins on a device; of one made of others (a DTensor, a quantized one) theirs."""
         if not isinstance(value, self.torch.Tensor) or not value.is_cuda:
             return
         storage, address = _memory(value)
         if address:
-            at = value.device.index, address
-            found.setdefault(at, (category, weakref.ref(storage)))
+            yield (value.device.index, address), storage
+        elif depth < _DEPTH:
+            for part in _parts(value):
+                yield from self._memories(part, depth + 1)
 
 
 def _parameters(optimizer: Any) -> set[int]:
@@ -401,6 +406,15 @@ def _memory(tensor: Any) -> tuple[Any, int]:
         return storage, int(storage.data_ptr())
     except _NO_ADDRESS:
         return None, 0
+
+
+def _parts(tensor: Any) -> list[Any]:
+    """What a subclass that has no memory of its own is made of, as it tells torch.compile."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    try:
+        return [getattr(tensor, name) for name in flatten(tensor)[0]] if flatten else []
+    except _NO_ADDRESS:
+        return []
 
 
 def _is_same(before: _Told | None, now: _Told) -> bool:
