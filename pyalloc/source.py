@@ -38,6 +38,8 @@ _PRODUCT = re.compile(
     re.IGNORECASE,
 )
 _OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and subclasses of tensors
+# Torch's way to a kernel: in 2.14 bmm(), sum(), norm() and some others are looked at in Python first.
+_ROUTE = re.compile(r"/torch/(_ops\.py$|_native/)")
 _WORKSPACE = re.compile(r"at::cuda::get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)\b")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
@@ -236,7 +238,7 @@ def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:
             text = text_of(Place(file, line, name))
             return "extern_kernels" in text if text else None
     for name, file, line in frames:
-        if is_cpp(file) or file.endswith("/torch/_ops.py") or name in _OVERRIDES:
+        if is_cpp(file) or _ROUTE.search(file) or name in _OVERRIDES:
             continue
         is_linear = name == "forward" and file.endswith("/torch/nn/modules/linear.py")
         return is_linear or bool(_PRODUCT.search(text_of(Place(file, line, name))))
@@ -245,7 +247,7 @@ def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:
 
 def is_torchs(frames: tuple[Frame, ...]) -> bool:
     """Does one of torch's own functions in Python do it, and not the line that calls it?"""
-    innermost = next((file for _, file, _ in frames if not is_cpp(file)), "")
+    innermost = next((f for _, f, _ in frames if not is_cpp(f) and not _ROUTE.search(f)), "")
     return bool(_OF_TORCH.search(innermost))
 
 

@@ -94,3 +94,10 @@ def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
         engine,
         model,
     ]
+
+
+def test_a_kernel_that_torch_looks_for_in_python_is_its_callers() -> None:
+    router = ("eager_router", "/x/site-packages/torch/_native/registry.py", 958)
+    norm = ("norm", "/x/site-packages/torch/functional.py", 1900)
+    assert source.is_torchs((router, norm))
+    assert not source.is_torchs((router, ("work", "/home/me/model.py", 3)))
