@@ -104,6 +104,12 @@ pya_heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
     return heap->hooks.capture_context(heap->hooks.arg, level >= (int)stack_from);
 }
 
+/* The same, and never a call stack. */
+static inline void *
+pya_heap_capture_labels(struct pya_heap *heap) {
+    return pya_heap_capture(heap, (enum pya_record_level)(PYA_RECORD_ALL + 1));
+}
+
 static inline void
 pya_heap_drop_context(struct pya_heap *heap, void *context) {
     if (PYA_UNLIKELY(context != NULL)) {

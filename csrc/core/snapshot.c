@@ -207,14 +207,19 @@ segment_compare(const void *a, const void *b) {
     return (left->addr > right->addr) - (left->addr < right->addr);
 }
 
-/* The entry tells the bytes in use, as torch's. */
+/* The entry tells the bytes in use and, but for a stack, what the thread says, as torch's. */
 static void
-note_snapshot(struct pya_card *card, const struct pya_snapshot *snap, size_t first_segment) {
+note_snapshot(
+    struct pya_card *card, const struct pya_snapshot *snap, size_t first_segment, void *here) {
     size_t active_bytes = 0;
+    if (card->history == NULL) {
+        return;
+    }
     for (size_t i = first_segment; i < snap->n_segments; i++) {
         active_bytes += snap->segments[i].active_bytes;
     }
-    pya_history_note(card->history, PYA_ACTION_SNAPSHOT, 0, active_bytes, (struct pya_place){0});
+    pya_history_add(
+        card->history, PYA_ACTION_SNAPSHOT, 0, active_bytes, (struct pya_place){0}, here);
 }
 
 pya_status
@@ -227,6 +232,7 @@ pya_snapshot_take(
     if (heap->torn_cards != 0) {
         return PYA_E_FORKED;
     }
+    void *here = with_trace ? pya_heap_capture_labels(heap) : NULL;
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
@@ -236,13 +242,16 @@ pya_snapshot_take(
             painter_card(&painter, card, pool);
             if (with_trace) {
                 painter_trace(&painter, card->history);
-                note_snapshot(card, &snap, first_segment);
+            }
+            if (with_trace && !painter.failed) {
+                note_snapshot(card, &snap, first_segment, here);
             }
             snap.now_ns[i] = pya_device_clock_ns(card->dev);
             pya_lock_release(&card->lock);
         }
         snap.entries_end[i] = snap.n_entries;
     }
+    pya_heap_drop_context(heap, here);
     if (painter.failed) {
         pya_snapshot_fini(&snap);
         return PYA_E_HOST_NOMEM;

@@ -251,6 +251,23 @@ def test_metadata_needs_no_stacks(context: str | None) -> None:
     assert ("frames" in entry) is (context == "all")
 
 
+def test_metadata_of_a_snapshot() -> None:
+    """Its entry says what holds when it is taken, and where from at no level."""
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_set_memory_metadata"):
+        pytest.skip("this torch has no memory metadata")
+    _record_memory_history("all", stacks="python")
+    tensor = empty(1000)
+    memory._set_memory_metadata("here")
+    _snapshot()
+    memory._set_memory_metadata("")
+    _snapshot()
+    del tensor
+    entries = [each for each in _snapshot()["device_traces"][0] if each["action"] == "snapshot"]
+    assert [each["user_metadata"] for each in entries[-2:]] == ["here", ""]
+    assert not any("frames" in each for each in entries)
+
+
 @pytest.mark.parametrize("now", ["", "later"])
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
 def test_metadata_of_a_free_is_that_of_its_moment(context: str | None, now: str) -> None:
