@@ -6,7 +6,8 @@ import itertools
 from dataclasses import dataclass
 
 from pyalloc.analysis import Analysis
-from pyalloc.turns import LEAST_TURNS, turns_of
+from pyalloc.moments import Moment
+from pyalloc.turns import LEAST_TURNS, looked_at, turns_of
 from pyalloc.units import MIB
 
 
@@ -36,6 +37,14 @@ def _turns(analysis: Analysis) -> list[int]:
     return turns_of([step[1] for step in analysis.steps], phases)
 
 
+def _looked_at(analysis: Analysis) -> list[tuple[int, Moment]]:
+    """Some of them but the first two, with their numbers; whatever else is looked at, the verdict stays the same."""
+    turns = _turns(analysis)
+    chosen = set(looked_at(turns)) - set(turns[:2])
+    moments = analysis.moments
+    return [(i, moments[at]) for i, at in enumerate(turns) if at in chosen and at in moments]
+
+
 def turn(analysis: Analysis) -> str:
     """What these are."""
     return "step" if len(_turns(analysis)) == len(analysis.steps) else "backward"
@@ -43,14 +52,12 @@ def turn(analysis: Analysis) -> str:
 
 def growth(analysis: Analysis) -> list[Growth]:
     """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
-    events = _turns(analysis)[2:]
-    looked_at = [i for i, event in enumerate(events) if event in analysis.moments]
-    at = [analysis.moments[events[i]] for i in looked_at]
-    if len(at) < 3:
-        return []
-    tables = [moment.by_stack for moment in at]
-    found = []
-    n_steps = looked_at[-1] - looked_at[0]
+    found: list[Growth] = []
+    turns = _looked_at(analysis)
+    if len(turns) < 3:
+        return found
+    tables = [moment.by_stack for _, moment in turns]
+    n_steps = turns[-1][0] - turns[0][0]
     for stack in tables[-1]:
         pairs = [table.get(stack, (0, 0)) for table in tables]
         series = tuple(size for size, _ in pairs)
@@ -65,8 +72,7 @@ def growth(analysis: Analysis) -> list[Growth]:
 
 def jumps(analysis: Analysis) -> list[Growth]:
     """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
-    moments = analysis.moments
-    tables = [moments[event].by_stack for event in _turns(analysis)[2:] if event in moments]
+    tables = [moment.by_stack for _, moment in _looked_at(analysis)]
     least = max(MIB, analysis.totals["peak_bytes"] // 20)
     found = []
     for stack in tables[-1] if len(tables) >= 3 else ():

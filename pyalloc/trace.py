@@ -22,7 +22,7 @@ from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.moments import STEP, Moment, moments_of
 from pyalloc.told import Told, around, joined, shown
-from pyalloc.turns import turns_of
+from pyalloc.turns import looked_at, turns_of
 
 MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"
@@ -394,9 +394,7 @@ def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list
         wanted.add(totals["peak_reserved_event"])
     wanted.update(oom[0] for oom in scan.ooms()[:4])
     phases = ((scan.text(row[0]), row[3], row[4]) for row in scan.phases())
-    turns = turns_of([step[1] for step in scan.steps()], phases)
-    stride = max(1, len(turns) // 8)
-    wanted.update(turns[::stride])
+    wanted.update(looked_at(turns_of([step[1] for step in scan.steps()], phases)))
     if moments > 0:
         wanted.update(i * n // moments for i in range(1, moments))
     return sorted(wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LEAST_TURNS = 5  # to tell a leak from the first steps, in which most grows
+_LOOKED_AT = 8  # what is alive at each takes time and memory
 
 
 def turns_of(steps: list[int], phases: Iterable[tuple[str, int, int]]) -> list[int]:
@@ -19,3 +20,8 @@ def turns_of(steps: list[int], phases: Iterable[tuple[str, int, int]]) -> list[i
         if name == "backward" and begin >= max(ends[-1:], default=0):
             ends.append(end)
     return ends if len(ends) >= LEAST_TURNS else steps
+
+
+def looked_at(turns: list[int]) -> list[int]:
+    """Some of these events over the whole run, at most twice as many as are needed: a verdict is of them alone."""
+    return turns[:: max(1, len(turns) // _LOOKED_AT)]

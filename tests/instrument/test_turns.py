@@ -47,3 +47,17 @@ def test_a_single_row_more_is_shown() -> None:
     found = [Row(f"line {i}", MIB, 1) for i in range(4)]
     assert "line 3" in rows("by line", found, 4 * MIB, 3)[-1]
     assert rows("by line", found, 4 * MIB, 2)[-1].endswith("and 2 more")
+
+
+def test_the_verdict_is_the_same_whatever_else_is_looked_at(plan: Plan) -> None:
+    """A page has moments for its slider, `diff --steps` those of two steps: with these nothing grew at each."""
+    for step in range(100):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(step % 3))
+    path = plan.done()
+    found = [trace.analyse(path, moments=n) for n in (0, 24)]
+    begins = [step[1] for step in found[0].steps]
+    found.append(trace.analyse(path))
+    found[2].moments.update(trace.moments_at(path, begins[10:20]))
+    for each in found:
+        assert leaks.verdict(each).startswith("leak: 1.00 MiB more at each step")
