@@ -15,7 +15,7 @@ from pyalloc.units import size
 class Command:
     """Figures of a trace, requests by size and line; or of a process.
 
-    The process is one that `pyalloc run` started.
+    The process is one that `pyalloc live` can watch.
 
     pyalloc stats out.pya
     pyalloc stats 12345
