@@ -123,7 +123,7 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
         return
     ranges = [event for each in wanted for event in each]
     scan = _core.Scan(file, device=device, n_bins=2, ranges=ranges, progress=progress)
-    second = _of_same_stack(map(Told._make, scan.told()), wanted)
+    second = _of_same_stack(map(Told._make, scan.told()), wanted, analysis)
     taken: dict[tuple[int, int, bool], int | None] = {}  # until when it has one; None: to the end
     for block in likely:
         key = block.device, block.stream, bool(block.stack)
@@ -174,15 +174,18 @@ def _stays(block: Block, analysis: Analysis) -> bool:
     return block.phase == "backward" and n_steps > 2 and "optimizers" in analysis.notes
 
 
-def _of_same_stack(told: Iterable[Told], ranges: list[tuple[int, int]]) -> set[int]:
-    """Allocations that follow one of the same stack on their stream."""
-    before: dict[tuple[int, int, int], int] = {}
+def _of_same_stack(
+    told: Iterable[Told], ranges: list[tuple[int, int]], analysis: Analysis
+) -> set[int]:
+    """Allocations that follow one of the same stack on their stream, but for what a dry run has in it."""
+    before: dict[tuple[int, int, int], tuple[source.Frame, ...]] = {}
     found: set[int] = set()
     begins = [begin for begin, _ in ranges]
     for row in told:
         if row.name == "alloc":
             key = bisect.bisect(begins, row.event), row.device, row.stream
-            if before.get(key) == row.stack:
+            frames = analysis.frames(row.stack)
+            if before.get(key) == frames:
                 found.add(row.event)
-            before[key] = row.stack
+            before[key] = frames
     return found

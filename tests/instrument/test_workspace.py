@@ -107,6 +107,7 @@ def test_activations_of_its_size_stay_activations(record: Record, batch: int, he
         "torch.cdist(a, a)",
         "torch.linalg.pinv(a)",
         "torch.bmm(a[None], a[None])",  # which torch 2.14 looks at in Python
+        'torch.einsum("bixy,ioxy->boxy", *[torch.ones(8, 8, 12, 12, device="cuda") + 0j] * 2)',  # after a copy
     ],
 )
 def test_products_with_vectors_and_by_other_names(record: Record, product: str) -> None:
