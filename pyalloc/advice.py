@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc import checkpoints, leaks, recorded, source, training
-from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers
+from pyalloc.analysis import FORWARDS, Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.falling import alive_at, falls_by
 from pyalloc.idle import idle_runs, knows_backwards
@@ -19,7 +19,6 @@ from pyalloc.units import size
 
 PLANNED = "planned"  # among replays: pyalloc with a plan
 _PLAN_SHARE = 0.01  # of what is alive at most: less is not worth a plan
-_FORWARDS = ("forward", "loss")
 _NO_PRODUCT = re.compile(
     r"softmax|logsumexp|cross_entropy|_loss\b"
 )  # reduced at once, and not by einsum
@@ -241,8 +240,8 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
     held = sum(block.bytes for block in idle)
     # What is never given back is there in backward, too, and would be made there one by one.
     is_kept = len(_dropped_unused(idle, analysis)) < len(idle)
-    alike = (*_FORWARDS, "inference", *["backward"] * is_kept)
-    is_idle = (phase in _FORWARDS or is_between) and held > least
+    alike = (*FORWARDS, "inference", *["backward"] * is_kept)
+    is_idle = (phase in FORWARDS or is_between) and held > least
     saved = falls_by(idle, analysis, alike) if is_idle else 0
     if saved > least / 3:
         lies = f"in {phase}" if phase else "before backward"
@@ -324,7 +323,7 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
     total, least = sum(sizes.values()), peak.allocated_bytes * 0.05
     if total <= least:
         return
-    saved = falls_by(itertools.chain(*held.values()), analysis, (*_FORWARDS, "inference"))
+    saved = falls_by(itertools.chain(*held.values()), analysis, (*FORWARDS, "inference"))
     if 3 * saved > least:
         name = max(sizes, key=lambda key: sizes[key])
         graph = (

@@ -22,6 +22,7 @@ _EARLIER = (  # by whether it was never freed
     "in use before the history began, freed later",
     "in use from before the history to its end",
 )
+FORWARDS = ("forward", "loss")  # phases
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
 
 
@@ -154,11 +155,13 @@ class Analysis:
         """From the pass that counted and the pass that looked at moments."""
         # The scan counts steps from 1 on; 0 is before the first.
         phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
+        totals = first.totals()
+        totals["peak_phase"] = _phase_of_peak(phases, totals)
         notes = caveats.notes_of(first.notes())
         moments = {wanted: found for wanted, found in zip(at, moments_of(second), strict=True)}
         return cls(
             path=path,
-            totals=first.totals(),
+            totals=totals,
             bins=list(first.bins()),
             phases=phases,
             steps=list(first.steps()),
@@ -529,6 +532,13 @@ class Analysis:
             return "gradient, made in backward"
         is_workspace = block.bytes in CUBLAS_WORKSPACES
         return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")
+
+
+def _phase_of_peak(phases: list[Phase], totals: dict[str, Any]) -> str:
+    """The innermost one; of a pass that backward makes again, as a checkpoint has it, that is backward."""
+    peak, innermost = totals["peak_event"], str(totals["peak_phase"])
+    around = {phase.name for phase in phases if phase.begin < peak <= phase.end}
+    return "backward" if innermost in FORWARDS and "backward" in around else innermost
 
 
 def in_all_layers(module: str) -> str:

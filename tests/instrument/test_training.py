@@ -198,3 +198,28 @@ def test_gradients_that_no_optimizer_steps(record: Record) -> None:
     for words in (("False", own), ("True", "teacher.parameters()")):
         text = program.replace("TRAINED", words[0]).replace("OTHER", words[1])
         assert "unused_gradients" not in kinds(record(text))
+
+
+@pytest.mark.torch
+def test_gradients_that_backward_is_making_are_not_old(record: Record) -> None:
+    """The peak lies in a layer that a checkpoint makes again, when most gradients of this backward are there."""
+    path = record(
+        LAYERS
+        + """
+    class Layer(nn.Linear):
+        def forward(self, x):
+            torch.empty(16 << 20, device="cuda")
+            return super().forward(x)
+    layers = nn.ModuleList([Layer(1024, 1024) for _ in range(6)]).cuda()
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.randn(64, 1024, device="cuda")
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        x.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    )
+    assert "zero_grad" not in kinds(path)
+    assert trace.analyse(path).totals["peak_phase"] == "backward"
