@@ -102,25 +102,7 @@ class Command:
         elif args.by == "function":
             content, lines = _by_function(found, args)
         else:
-            moment, title = _moment(found, args)
-            rows = grouped(found, moment, args.by)
-            if args.by == "label" and not rows:
-                raise UsageError(
-                    f"{args.file}: nothing alive {title} has a label; "
-                    'torch.cuda.memory._set_memory_metadata("...") gives what is made after it one'
-                )
-            if args.by == "thread" and not rows:
-                raise UsageError(
-                    f"{args.file}: it does not tell which thread asked for what is alive {title}; "
-                    "recordings on pyalloc do, torch's own allocator does not say"
-                )
-            if args.by == "pool" and not rows:
-                raise UsageError(f"{args.file}: there is no private pool {title}")
-            content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
-            lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
-            if args.by == "pool":
-                content["idle"] = data.table(found.idle_pools(moment), args.n)
-                lines += text.idle_pools(found, moment)
+            content, lines = _by_group(found, args)
         other = _NEXT.get(args.by, "line")
         then = f"pyalloc top {console.quoted(args.file)} --by {other}"
         content["caveats"] = found.caveats
@@ -162,6 +144,28 @@ def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
     moments = trace.moments_at(found.path, [event], args.device, progress)
     progress.close()
     return moments[event]
+
+
+_MISSING = {  # why there may be no rows, of a moment
+    "label": "nothing alive {} has a label; "
+    'torch.cuda.memory._set_memory_metadata("...") gives what is made after it one',
+    "thread": "it does not tell which thread asked for what is alive {}; "
+    "recordings on pyalloc do, torch's own allocator does not say",
+    "pool": "there is no private pool {}",
+}
+
+
+def _by_group(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    moment, title = _moment(found, args)
+    rows = grouped(found, moment, args.by)
+    if args.by in _MISSING and not rows:
+        raise UsageError(f"{args.file}: {_MISSING[args.by].format(title)}")
+    content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
+    lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
+    if args.by == "pool":
+        content["idle"] = data.table(found.idle_pools(moment), args.n)
+        lines += text.idle_pools(found, moment)
+    return content, lines
 
 
 def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
