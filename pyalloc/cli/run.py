@@ -67,9 +67,7 @@ class Command:
         env[PLAN] = plan
         autorecord.remove_earlier(args.record)
         sys.stdout.flush()
-        for number in (
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-        ):  # which Python ignores, and the program would then, too
+        # Python ignores these, and what it becomes would, too.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, env)
