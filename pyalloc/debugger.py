@@ -40,6 +40,9 @@ _SETTINGS = (
     "set unwindonsignal on", "set print thread-events off",
 )  # fmt: skip
 _LIBRARIES = ("libpython", r"/libc[.-]", "ld-musl")
+# What waits for another thread, with all locks of Python's own let go of: the second since 3.13, there for join() and
+# queues, from 3.14 on for locks too.
+_FOR_ANOTHER = ("PyThread_acquire_lock_timed", "_PySemaphore_Wait")
 _MAPPED = "((unsigned long (*)(void *, unsigned long, int, int, int, long)) mmap)(0, {size}, 3, 0x22, -1, 0)"
 _ADD = f"call ((int (*)(void *, void *)) {ENTRY})((void *) PyRun_SimpleString, (void *) $text)"
 _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -113,7 +116,8 @@ def _script(process: Process, size: int, direct: bool) -> str:
     mapped = [f"set $text = {_MAPPED.format(size=size)}", f"restore {_TEXT} binary $text"]
     if direct:
         waits = " || ".join(f"$call == {number}" for number in WAITS)
-        for_lock = f'$call == {FUTEX} && $_any_caller_is("PyThread_acquire_lock_timed", 8)'
+        callers = " || ".join(f'$_any_caller_is("{name}", 8)' for name in _FOR_ANOTHER)
+        for_lock = f"$call == {FUTEX} && ({callers})"
         lines += [f"if $has_lock == 0 && ({waits} || ({for_lock}))", *mapped]
         lines += [
             "set $state = ((int (*)(void)) PyGILState_Ensure)()",

@@ -218,6 +218,22 @@ def test_gdb_brings_the_question_in_and_an_answer_out(
     assert processes.is_there(python.pid)
 
 
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
+@pytest.mark.parametrize(
+    "wait",
+    ["t = threading.Thread(target=input); t.start(); t.join()", "lock.acquire()", "queue.SimpleQueue().get()"],
+)
+def test_gdb_comes_in_while_the_main_thread_waits_for_another(
+    wait: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pythons differ in what they wait by: 3.13 has no lock behind join(), 3.14 none of that kind behind a lock."""
+    monkeypatch.setattr(processes, "_TORCH", processes.re.compile("python"))
+    source = "import queue, threading; lock = threading.Lock(); lock.acquire(); input(); print(flush=True); "
+    with process(sys.executable, "-c", source + wait) as pid:
+        found = said(capsys, str(pid), "--wait", "5m")
+    assert f"process {pid}: it has not imported torch" in found
+
+
 def test_what_is_put_into_a_process_calls_nobody_else(tmp_path: Path) -> None:
     """Who attaches has given up, or is another user: the text does nothing, and says nothing."""
     debugger._lay_down(tmp_path / "text", str(tmp_path / "nobody"))
