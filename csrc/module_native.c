@@ -74,6 +74,27 @@ table_grow(void) {
     return true;
 }
 
+/* The file that Python's own functions lie in: a library, or the program. */
+static const void *
+python_base(void) {
+    static const void *base;
+    if (base == NULL) {
+        Dl_info where;
+        const void *function = dlsym(RTLD_DEFAULT, "PyEval_EvalCode");
+        base = function != NULL && dladdr(function, &where) != 0 ? where.dli_fbase : NULL;
+    }
+    return base;
+}
+
+/* From 3.14 on the interpreter's loop may be many static functions, which call one another last and leave nothing of
+ * _PyEval_EvalFrameDefault() in the stack.  What else is static in Python's file passes a call on to it, or from it. */
+static bool
+is_of_interpreter(const Dl_info *where) {
+    return where->dli_sname == NULL
+               ? where->dli_fbase == python_base()
+               : strncmp(where->dli_sname, "_PyEval_", strlen("_PyEval_")) == 0;
+}
+
 static enum pya_native_owner
 owner_of(const Dl_info *where) {
     static void *own_base;
@@ -84,10 +105,7 @@ owner_of(const Dl_info *where) {
     if (where->dli_fbase == own_base) {
         return PYA_NATIVE_OWN;
     }
-    return where->dli_sname != NULL &&
-                   strncmp(where->dli_sname, "_PyEval_", strlen("_PyEval_")) == 0
-               ? PYA_NATIVE_INTERPRETER
-               : PYA_NATIVE_OTHER;
+    return is_of_interpreter(where) ? PYA_NATIVE_INTERPRETER : PYA_NATIVE_OTHER;
 }
 
 /* Owned; NULL without host memory.  A static function, which has no name here, is told by its place in the library:
