@@ -1,4 +1,4 @@
-"""Run a program on the host-memory CUDA runtime, and say afterwards what memory it needed."""
+"""Run a program on the host-memory CUDA runtime, and find out what memory it needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -17,11 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, console, hostcuda, launching, units
+from pyalloc import _bootstrap, console, hostcuda, launching
 from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
-from pyalloc.report import text
 
 ALLOCATORS = ("native", "expandable", "pyalloc")
 # Driver and runtime calls that take or give device memory: what an allocator spends.
@@ -29,9 +27,7 @@ _MEMORY_CALLS = re.compile(
     r"^(cudaMalloc|cudaFree|cudaMallocAsync|cudaFreeAsync|cudaMallocManaged|"
     r"cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)\w*)$"
 )
-_OUT_OF_MEMORY = "OutOfMemoryError"
-# A card that holds less than this besides the program may not hold its context and the libraries' own memory.
-_MARGIN = 2**30
+OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 @dataclass(frozen=True)
@@ -288,11 +284,11 @@ def _sum_up(
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
     uses = tuple(_uses(counters, reports))
     errors = [report["error"] for report in reports.values() if report["error"]]
-    errors.sort(key=lambda error: error != _OUT_OF_MEMORY)  # others may follow from it
+    errors.sort(key=lambda error: error != OUT_OF_MEMORY)  # others may follow from it
     ooms = sum(
         peaks.get("ooms", 0) for report in reports.values() for peaks in report["devices"].values()
     )
-    out_of_memory = _OUT_OF_MEMORY in errors
+    out_of_memory = OUT_OF_MEMORY in errors
     calls = [(name, n) for process in counters for name, n in process["calls"].items()]
     return Result(
         command=options.command,
@@ -335,259 +331,3 @@ def _sum_up(
 def _most(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None
-
-
-def _size(value: int | None) -> str:
-    return "not known" if value is None else units.size(value)
-
-
-def _apart(one: int, other: int) -> tuple[str, str]:
-    """Two sizes, to the byte where they would read the same."""
-    texts = _size(one), _size(other)
-    return texts if texts[0] != texts[1] else (f"{one:,} bytes", f"{other:,} bytes")
-
-
-def _typed(size: int) -> str:
-    """A size as one would type it."""
-    for name, unit in (("GB", 2**30), ("MiB", 2**20)):
-        if size % unit == 0:
-            return f"{size // unit}{name}"
-    return str(size)
-
-
-def _gave_up(result: Result) -> bool:
-    """Whether it seems to have caught an out-of-memory error, and to have left for that: launchers and scripts do."""
-    has_failed = 0 < result.exit_code < 128 or (result.exit_code == 0 and not result.devices)
-    return result.ooms > 0 and not result.error and has_failed
-
-
-def _was_stopped(result: Result) -> bool:
-    """By Ctrl-C, as one ends a long training of which a few steps are enough."""
-    is_well = result.ooms == 0 and bool(result.devices)
-    return result.exit_code == 128 + signal.SIGINT and is_well
-
-
-def _verdict(result: Result) -> str:
-    memory = _size(result.memory)
-    if result.no_addresses:
-        return "not known: this process may not have the addresses of a device's memory"
-    if result.error == _OUT_OF_MEMORY:
-        return _refusal(result, memory)
-    if result.exit_code != 0 or _gave_up(result):
-        return _failure(result, memory)
-    if not result.devices and result.killed:
-        return "not known: what used the device was killed"
-    if not result.devices:
-        return "the program used no device memory"
-    how = ""
-    if result.ooms > 0:
-        how = f" after {_errors(result)} that the program caught"
-    elif any(size > result.memory for _, size in result.shared().values()):
-        how = " only if its processes do not peak at the same time"
-    return f"fits {memory}{how}"
-
-
-def _refusal(result: Result, memory: str) -> str:
-    needed = ""
-    if _is_too_much(result):
-        memory, more = _apart(result.memory, result.needed_bytes)
-        needed = f"; with nothing wasted it needed {more}"
-    where = "the limit that was set" if result.limited else memory
-    return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
-
-
-def _failure(result: Result, memory: str) -> str:
-    end = f"the program {_end(result.exit_code)}"
-    if result.wanted_devices:
-        there = "the one" if result.n_devices == 1 else f"the {result.n_devices}"
-        end = f"the program asked for another device than {there} of --devices"
-    if _gave_up(result):
-        return f"probably does not fit {memory}: {end} after {_errors(result)}"
-    known = f"fits {memory} so far" if _was_stopped(result) else "not known"
-    return f"{known}: {end}"
-
-
-def _errors(result: Result) -> str:
-    return f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
-
-
-def _end(code: int) -> str:
-    """How a program ended whose exit code a shell would call that."""
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(code - 128).name}"
-    return f"ended with exit code {code}"
-
-
-def _next_command(result: Result) -> str:
-    program = shlex.join(part for part in result.command if part != "--")
-    plan = f" --plan {shlex.quote(result.plan)}" if result.plan else ""
-
-    def again(memory: int, allocator: str) -> str:
-        n_devices = max(result.n_devices, min(result.wanted_devices, console.ON_ONE_MACHINE))
-        devices = f" --devices {n_devices}" if n_devices > 1 else ""
-        rest = f"--allocator {allocator}{plan} {program}"
-        return f"pyalloc dryrun --memory {_typed(memory)}{devices} {rest}"
-
-    if _first(result) or result.wanted_devices:
-        return again(result.memory, result.allocator)
-    is_refused = not (result.fits or _was_stopped(result))
-    if _is_too_much(result) or (_is_last(result) and is_refused):
-        memory = 2 * result.memory
-        while memory < result.needed_bytes:
-            memory *= 2
-        return again(memory, result.allocator)
-    if not _is_last(result):
-        return again(result.memory, "pyalloc")
-    return program if result.replaced else f"pyalloc run{plan} {program}"
-
-
-def _is_last(result: Result) -> bool:
-    """Is there no other allocator to try?"""
-    return result.allocator == "pyalloc" or result.replaced
-
-
-def _is_too_much(result: Result) -> bool:
-    """Could no allocator have served it?"""
-    return not result.fits and result.needed_bytes > result.memory
-
-
-def _first(result: Result) -> str:
-    """What is to be done before the same command can end better; "": nothing."""
-    if result.unreached or result.no_addresses:
-        return "leave that option out" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
-    if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
-        return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
-    is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
-    is_known = is_short or bool(result.wanted_devices)  # why it ended
-    if result.exit_code != 0 and not is_known and not _was_stopped(result):
-        return "look at the messages above"
-    if not result.devices and result.killed:
-        return (
-            "let processes end by themselves (of a Pool: close(), join()) before the program does"
-        )
-    if not result.devices and not is_known:
-        return 'have the program move something to "cuda", as by model.to("cuda")'
-    is_limit = result.limited and _is_last(result)
-    return "raise the limit, or leave it out" if is_limit else ""
-
-
-def _is_mute(result: Result) -> bool:
-    """Was the program itself killed before it could tell anything?"""
-    return result.device_calls == 0 and result.exit_code > 128
-
-
-def summary(result: Result) -> str:
-    """What to print at the end, for a person."""
-    allocator = "the program's own" if result.replaced else result.allocator
-    asked, allocated = _size(result.peak_requested_bytes), _size(result.peak_allocated_bytes)
-    is_told = bool(result.peak_requested_bytes)  # cudaMallocAsync's figures have no such
-    # A freed block that another stream still uses counts as asked for, not as allocated.
-    is_less = (result.peak_requested_bytes or 0) < (result.peak_allocated_bytes or 0)
-    rounding = f" ({asked} asked for, the rest is rounding)" * (
-        is_told and is_less and asked != allocated
-    )
-    figures = [
-        ("peak allocated", f"{allocated}{rounding}"),
-        ("peak reserved", _size(result.peak_reserved_bytes)),
-        ("device bytes", f"{_size(result.peak_device_bytes)} at most, as the runtime counted"),
-        (
-            "device calls",
-            f"{result.device_calls:,}, of them {result.memory_calls:,} for memory and "
-            f"{result.launches:,} kernel{'s' * (result.launches != 1)} (which computed nothing)",
-        ),
-    ]
-    if result.device_calls == 0:
-        is_mute = _is_mute(result)
-        told = "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
-        nothing = "what called CUDA was killed" if result.killed else "it called nothing of CUDA"
-        figures = [("figures", told if is_mute else f"none: {nothing}")]
-    figures.append(("verdict", _verdict(result)))
-    lines = [
-        text.wrapped(
-            f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
-            first="",
-        ),
-        *(text.wrapped(value, f"  {name:<17}", " " * 19) for name, value in figures),
-    ]
-    if len(result.devices) > 1:
-        lines += [
-            text.wrapped(
-                f"process {use.pid} device {use.device}: allocated {_size(use.peak_allocated_bytes)}, "
-                f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}",
-                "    ",
-                "      ",
-            )
-            for use in result.devices
-        ]
-    lines += [text.wrapped(remark, rest="    ") for remark in _remarks(result)]
-    if _first(result):
-        lines.append(f"  first: {_first(result)}")
-    lines.append(f"  next: {_next_command(result)}")  # in one line, to be copied
-    return "\n".join(lines)
-
-
-def _remark_on_reads(result: Result) -> str:
-    copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
-    read = f"the program read {_size(result.dtoh_bytes)} back from the device in {copies}"
-    if result.known_copies >= result.dtoh_copies:
-        return f"note: {read}; these values are right, although no kernel ran"
-    is_some = result.known_copies > 0
-    known = f", {result.known_copies:,} of them of values that are right" * is_some
-    others = "the others" if is_some else "these values"
-    return (
-        f"warning: {read}{known}; no kernel ran, so sizes and errors that depend on {others} are "
-        "wrong"
-    )
-
-
-def _remarks(result: Result) -> list[str]:
-    """What is not as it would be on a card, or not known."""
-    found = []
-    for device, (n, size) in result.shared().items():
-        memory, together = _apart(result.memory, size)
-        found.append(
-            f"{'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
-            f"{memory} of its own here; on one card they need up to {together} together"
-        )
-    left = result.memory - result.peak_device_bytes
-    if result.fits and left < _MARGIN:
-        found.append(
-            "note: a card also holds the CUDA context, usually some hundred MiB, NCCL's buffers and cuDNN's "
-            f"workspaces; they are not counted here, where {_size(left)} are left"
-        )
-    if result.unfollowed:
-        found.append(
-            f"note: with PyTorch {result.torch} numbers that the program changes in place on the device are taken as "
-            "not known; from 2.9 on they are followed"
-        )
-    if result.masks > 0:
-        found.append(
-            f"note: masks (as indices, or by nonzero()) taken as all true: {result.masks:,}; on a card they may "
-            "choose less"
-        )
-    if result.distinct > 0:
-        found.append(
-            f"note: calls of unique() and coalesce() for which all elements were different: {result.distinct:,}; "
-            "on a card fewer may be"
-        )
-    if result.guessed > 0:
-        found.append(
-            f"warning: tensors of sizes that no kernel computed: {result.guessed:,}, for one_hot(), bincount() (taken "
-            "as one class), repeat_interleave() (taken as once each), pack_padded_sequence() or ctc_loss() (taken as "
-            "the full length); memory on a card may be more or less"
-        )
-    if result.dtoh_copies > 0:
-        found.append(_remark_on_reads(result))
-    if result.killed and not _is_mute(result):
-        found.append(
-            f"warning: figures of process {', '.join(map(str, result.killed))} are missing: it was killed, as by a "
-            "Pool's terminate() or a launcher, or is still running"
-        )
-    if result.unreached:
-        found.append(f"warning: torch's figures are missing: {result.unreached}")
-    elif result.untold:
-        found.append(
-            f"warning: torch's figures of process {', '.join(map(str, result.untold))} are missing"
-            + ("; it may not have run on pyalloc" if result.allocator == "pyalloc" else "")
-        )
-    return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from pyalloc import autorecord, console, dryrun, launching, replaying
 from pyalloc.config import PLAN
 from pyalloc.errors import UsageError
+from pyalloc.report.dryrun import summary
 
 
 class Command:
@@ -83,7 +84,7 @@ class Command:
         os.environ.update(autorecord.from_arguments(args))
         before = autorecord.written(args.record) - autorecord.earlier(args.record)
         result = dryrun.run(options, functools.partial(autorecord.remove_earlier, args.record))
-        print(dryrun.summary(result), file=sys.stderr)
+        print(summary(result), file=sys.stderr)
         if args.record is not None:
             print(f"  {_recorded(autorecord.written(args.record) - before)}", file=sys.stderr)
         if args.json is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pyalloc import dryrun, hostcuda
+from pyalloc.report.dryrun import summary
 
 from .dryrun_support import flat
 
@@ -83,7 +84,7 @@ def test_summary_fits_80_columns() -> None:
             "torch": "2.15.0+cu132",
             "allocator": "expandable",
         }
-        text = dryrun.summary(result(8 << 30, **{**wide, **changed}))
+        text = summary(result(8 << 30, **{**wide, **changed}))
         *lines, last = text.splitlines()
         assert last.startswith("  next: ")
         assert [line for line in lines if len(line) > 80] == []
@@ -92,31 +93,31 @@ def test_summary_fits_80_columns() -> None:
 
 def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
     said = "with PyTorch 2.8.0 numbers that the program changes in place"
-    assert said in flat(dryrun.summary(result(8 << 30, torch="2.8.0", unfollowed=True)))
-    assert "in place" not in dryrun.summary(result(8 << 30, torch="2.15.0"))
+    assert said in flat(summary(result(8 << 30, torch="2.8.0", unfollowed=True)))
+    assert "in place" not in summary(result(8 << 30, torch="2.15.0"))
 
 
 def test_two_sizes_that_are_compared_read_differently() -> None:
-    text = flat(dryrun.summary(result(8 << 30)))
+    text = flat(summary(result(8 << 30)))
     assert "each with 8,589,934,592 bytes of its own here" in text
     assert "they need up to 8,589,935,592 bytes together" in text
     assert "next: pyalloc dryrun --memory 8GB " in text
-    assert "each with 683.6 KiB of its own here" in flat(dryrun.summary(result(700_000)))
-    assert "next: pyalloc dryrun --memory 700000 " in dryrun.summary(result(700_000))
+    assert "each with 683.6 KiB of its own here" in flat(summary(result(700_000)))
+    assert "next: pyalloc dryrun --memory 700000 " in summary(result(700_000))
 
 
 def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
     """A freed block that another stream still uses is asked for, not allocated."""
     told = {"peak_allocated_bytes": 30 << 20, "peak_requested_bytes": 64 << 20}
-    assert "rounding" not in dryrun.summary(result(1 << 30, **told))
+    assert "rounding" not in summary(result(1 << 30, **told))
     told["peak_allocated_bytes"] = 66 << 20
-    text = dryrun.summary(result(1 << 30, **told))
+    text = summary(result(1 << 30, **told))
     assert "66.0 MiB (64.0 MiB asked for, the rest is rounding)" in text
 
 
 def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_fit() -> None:
     """Launchers and scripts catch the error, print it and leave: no exception is left to see."""
-    text = flat(dryrun.summary(result(8 << 30, exit_code=1, fits=False, ooms=2)))
+    text = flat(summary(result(8 << 30, exit_code=1, fits=False, ooms=2)))
     assert (
         "probably does not fit 8.00 GiB: the program ended with exit code 1 after 2 out-of-memory errors"
         in text
@@ -128,11 +129,11 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
         "ooms": 1,
         "devices": (),
     }  # a child of it had the error
-    text = flat(dryrun.summary(result(8 << 30, **nothing)))
+    text = flat(summary(result(8 << 30, **nothing)))
     assert "probably does not fit 8.00 GiB: the program ended with exit code 0 after 1 out" in text
     for other in ({"error": "KeyError"}, {"exit_code": 134}, {"ooms": 0}):
         changed = {"exit_code": 1, "fits": False, "ooms": 2, **other}
-        text = dryrun.summary(result(8 << 30, **changed))
+        text = summary(result(8 << 30, **changed))
         assert "verdict          not known: the program" in text
         first, command = text.splitlines()[-2:]
         assert first == "  first: look at the messages above"
@@ -145,18 +146,18 @@ def test_a_program_that_ctrl_c_ended_fits_so_far() -> None:
         ("native", "pyalloc dryrun --memory 8GB --allocator pyalloc python train.py"),
         ("pyalloc", "pyalloc run python train.py"),
     ):
-        text = dryrun.summary(result(8 << 30, exit_code=130, fits=False, allocator=allocator))
+        text = summary(result(8 << 30, exit_code=130, fits=False, allocator=allocator))
         assert "  verdict          fits 8.00 GiB so far: the program was ended by SIGINT\n" in text
         assert "messages above" not in text
         assert text.endswith(f"next: {following}")
     for changed in ({"ooms": 1}, {"devices": ()}):
-        text = dryrun.summary(result(8 << 30, **{"exit_code": 130, "fits": False, **changed}))
+        text = summary(result(8 << 30, **{"exit_code": 130, "fits": False, **changed}))
         assert "not known: the program was ended by SIGINT" in text
 
 
 def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
     """There are no messages to look at: this machine's own memory holds what is copied to the device."""
-    text = flat(dryrun.summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
+    text = flat(summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
     assert "not known: the program was ended by SIGKILL" in text
     assert "first: see whether this machine's own memory ran out" in text
 
@@ -164,7 +165,7 @@ def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
 def test_a_program_that_never_called_cuda_has_no_figures() -> None:
     unused: dict[str, Any] = {"devices": (), "device_calls": 0, "memory_calls": 0, "launches": 0}
     for code in (0, 1):
-        text = dryrun.summary(result(8 << 30, exit_code=code, fits=False, **unused))
+        text = summary(result(8 << 30, exit_code=code, fits=False, **unused))
         assert "  figures          none: it called nothing of CUDA\n" in text
         assert "not known\n" not in text and " 0 bytes" not in text
 
@@ -179,13 +180,13 @@ def test_a_program_that_never_called_cuda_has_no_figures() -> None:
     ],
 )  # fmt: skip
 def test_only_values_that_nobody_computed_are_warned_of(known: int, expected: str) -> None:
-    shown = flat(dryrun.summary(result(1 << 30, dtoh_copies=3, dtoh_bytes=24, known_copies=known)))
+    shown = flat(summary(result(1 << 30, dtoh_copies=3, dtoh_bytes=24, known_copies=known)))
     assert expected.format("the program read 24 bytes back from the device in 3 copies") in shown
 
 
 def test_one_kernel_is_one() -> None:
-    assert "and 1 kernel (which computed nothing)" in flat(dryrun.summary(result(8 << 30)))
-    assert "and 2 kernels (" in flat(dryrun.summary(result(8 << 30, launches=2)))
+    assert "and 1 kernel (which computed nothing)" in flat(summary(result(8 << 30)))
+    assert "and 2 kernels (" in flat(summary(result(8 << 30, launches=2)))
 
 
 def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:
@@ -193,14 +194,14 @@ def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:
     for needed, following in ((0, "8GB --allocator pyalloc"), (8 << 30, "8GB --allocator pyalloc"),
                               ((8 << 30) + 1, "16GB --allocator native"),
                               (99 << 30, "128GB --allocator native")):  # fmt: skip
-        text = dryrun.summary(result(8 << 30, needed_bytes=needed, **died))
+        text = summary(result(8 << 30, needed_bytes=needed, **died))
         assert text.endswith(f"next: pyalloc dryrun --memory {following} python train.py")
-    text = dryrun.summary(result(8 << 30, needed_bytes=99 << 30))  # that error was caught
+    text = summary(result(8 << 30, needed_bytes=99 << 30))  # that error was caught
     assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator pyalloc python train.py")
 
 
 def test_a_program_that_used_no_device_memory_is_told_how_it_would() -> None:
-    text = dryrun.summary(result(8 << 30, fits=False, devices=()))
+    text = summary(result(8 << 30, fits=False, devices=()))
     assert 'first: have the program move something to "cuda"' in text
     assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator native python train.py")
 
@@ -208,12 +209,12 @@ def test_a_program_that_used_no_device_memory_is_told_how_it_would() -> None:
 def test_what_a_card_holds_besides_is_told_where_little_is_left() -> None:
     told = "note: a card also holds the CUDA context"
     for left, is_told in ((1 << 29, True), (3 << 29, False)):
-        text = flat(dryrun.summary(result(8 << 30, peak_device_bytes=(8 << 30) - left)))
+        text = flat(summary(result(8 << 30, peak_device_bytes=(8 << 30) - left)))
         assert (told in text) == is_told
     assert "not counted here, where 512.0 MiB are left" in flat(
-        dryrun.summary(result(8 << 30, peak_device_bytes=(8 << 30) - (1 << 29)))
+        summary(result(8 << 30, peak_device_bytes=(8 << 30) - (1 << 29)))
     )
-    assert told not in flat(dryrun.summary(result(8 << 30, fits=False, peak_device_bytes=8 << 30)))
+    assert told not in flat(summary(result(8 << 30, fits=False, peak_device_bytes=8 << 30)))
 
 
 def test_one_rank_that_was_out_of_memory_is_the_reason(tmp_path: Path) -> None:
