@@ -2,6 +2,7 @@
 #include "scan_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     MAX_PHASES = 65536,
@@ -13,7 +14,7 @@ enum {
 #define PROGRESS_EVENTS (UINT64_C(1) << 18)
 
 void *
-scan_list_add(struct scan_list *list, size_t item_bytes) {
+scan_list_insert(struct scan_list *list, size_t item_bytes, size_t at) {
     if (list->n == list->room) {
         size_t room = list->room * 2 + 64;
         void *items = realloc(list->items, room * item_bytes);
@@ -23,18 +24,8 @@ scan_list_add(struct scan_list *list, size_t item_bytes) {
         list->items = items;
         list->room = room;
     }
-    void *item = (char *)list->items + list->n++ * item_bytes;
-    memset(item, 0, item_bytes);
-    return item;
-}
-
-void *
-scan_list_insert(struct scan_list *list, size_t item_bytes, size_t at) {
-    if (scan_list_add(list, item_bytes) == NULL) {
-        return NULL;
-    }
     char *item = (char *)list->items + at * item_bytes;
-    memmove(item + item_bytes, item, (list->n - 1 - at) * item_bytes);
+    memmove(item + item_bytes, item, (list->n++ - at) * item_bytes);
     return memset(item, 0, item_bytes);
 }
 

@@ -2,6 +2,8 @@
  * back.  Unlike segments, pages that were mapped for several requests are several pieces. */
 #include "scan_internal.h"
 
+#include <string.h>
+
 static struct pya_scan_growth *
 held_at(const struct pya_scan *s, size_t at) {
     return SCAN_ITEM(s->held, struct pya_scan_growth, at);
@@ -35,7 +37,7 @@ held_insert(struct pya_scan *s, size_t at, struct pya_scan_growth piece) {
 
 static void
 held_drop(struct pya_scan *s, size_t at) {
-    SCAN_DROP(s->held, struct pya_scan_growth, at);
+    scan_list_drop(&s->held, sizeof(struct pya_scan_growth), at);
 }
 
 static bool

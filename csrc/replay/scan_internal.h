@@ -3,8 +3,6 @@
 
 #include "scan.h"
 
-#include <string.h>
-
 enum {
     SCAN_DEPTH = 64, /* phases in each other */
     SCAN_STREAMS = 64,
@@ -73,16 +71,14 @@ struct pya_scan {
     const char *error;
 };
 
-/* One more item, zeroed, and where it is put those from there on move up; NULL: no host memory. */
-void *scan_list_add(struct scan_list *list, size_t item_bytes);
+/* One more item, zeroed, before the one at `at`; NULL: no host memory. */
 void *scan_list_insert(struct scan_list *list, size_t item_bytes, size_t at);
 void scan_list_drop(struct scan_list *list, size_t item_bytes, size_t at);
 /* Of items with a size, so far behind their begin, half stay: the larger ones.  From now on none below *least is to be added. */
 void scan_list_thin(struct scan_list *list, size_t item_bytes, size_t size_at, uint64_t *least);
 
-#define SCAN_ADD(list, type) ((type *)scan_list_add(&(list), sizeof(type)))
 #define SCAN_INSERT(list, type, at) ((type *)scan_list_insert(&(list), sizeof(type), at))
-#define SCAN_DROP(list, type, at) scan_list_drop(&(list), sizeof(type), at)
+#define SCAN_ADD(list, type) SCAN_INSERT(list, type, (list).n)
 #define SCAN_ITEM(list, type, i) (&((type *)(list).items)[i])
 
 static inline uint32_t

@@ -6,6 +6,7 @@
 #include "scan_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     MOST_PENDING = 4096

@@ -27,6 +27,11 @@ segment_insert(struct pya_scan *s, size_t at, struct pya_scan_segment segment) {
     return item != NULL;
 }
 
+static void
+segment_drop(struct pya_scan *s, size_t at) {
+    scan_list_drop(&s->segments, sizeof(struct pya_scan_segment), at);
+}
+
 /* Is the segment at `at` mapped and does it begin where the range ends? */
 static bool
 segment_follows(const struct pya_scan *s, size_t at, uint64_t end, int device) {
@@ -81,7 +86,7 @@ scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
         before->addr + before->bytes == e->addr && (!joins_next || before->pool == segment.pool)) {
         before->bytes += segment.bytes;
         if (joins_next) {
-            SCAN_DROP(s->segments, struct pya_scan_segment, at);
+            segment_drop(s, at);
         }
         return true;
     }
@@ -117,7 +122,7 @@ scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
             g->bytes = old.addr + old.bytes - to;
             break;
         } else {
-            SCAN_DROP(s->segments, struct pya_scan_segment, at);
+            segment_drop(s, at);
         }
     }
     return true;
@@ -142,7 +147,7 @@ segment_join_next(struct pya_scan *s, size_t at) {
         g[1].pool == g->pool) {
         g->bytes += g[1].bytes;
         g->is_used = g->is_used || g[1].is_used;
-        SCAN_DROP(s->segments, struct pya_scan_segment, at + 1);
+        segment_drop(s, at + 1);
     }
 }
 
