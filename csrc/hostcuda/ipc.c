@@ -17,7 +17,7 @@ struct ipc_name {
     uint64_t offset, size;
 };
 
-static const char ipc_magic[8] = "pyahcipc";
+static const char ipc_magic[8] = {'p', 'y', 'a', 'h', 'c', 'i', 'p', 'c'};
 
 _Static_assert(sizeof(struct ipc_name) <= sizeof(struct cuda_ipc_handle), "the name fits a handle");
 
