@@ -303,17 +303,20 @@ core_traceback(PyObject *self, PyObject *args) {
     return frames;
 }
 
-/* (address, bytes) -> whether a live block is there: then an entry of the trace says so. */
+/* (address, bytes, n_own) -> whether a live block is there: then an entry of the trace says so, by whom but for the innermost
+ * n_own functions. */
 static PyObject *
 core_annotate(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long address = 0;
     PyObject *text = NULL;
+    unsigned n_own = 0;
     struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "KS", &address, &text)) {
+    if (heap == NULL || !PyArg_ParseTuple(args, "KSI", &address, &text, &n_own)) {
         return NULL;
     }
-    void *context = pya_stack_capture_note(PyBytes_AsString(text), (size_t)PyBytes_Size(text));
+    void *context =
+        pya_stack_capture_note(PyBytes_AsString(text), (size_t)PyBytes_Size(text), n_own);
     pya_status status = PYA_OK;
     Py_BEGIN_ALLOW_THREADS
     status = pya_history_annotate(heap, address, context);

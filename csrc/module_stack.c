@@ -145,8 +145,9 @@ frames_grow(struct frame **frames, size_t *room, struct frame **more) {
     return true;
 }
 
+/* Without the n_own innermost frames. */
 static struct stack *
-capture_with_gil(void) {
+capture_with_gil(unsigned n_own) {
     get_back_function get_back = find_get_back();
     PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
     const struct line_functions *later = find_line_functions();
@@ -156,6 +157,11 @@ capture_with_gil(void) {
     size_t room = USUAL_FRAMES;
     size_t n = 0;
     Py_XINCREF(frame);
+    for (; frame != NULL && n_own > 0; n_own--) {
+        PyFrameObject *back = get_back(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
     while (frame != NULL && (n < room || frames_grow(&frames, &room, &more))) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
         const int at = later != NULL ? later->instruction(frame) : PyFrame_GetLineNumber(frame);
@@ -219,7 +225,7 @@ pya_stack_capture(void *arg, bool with_stack) {
     }
     struct pya_aside aside = pya_aside_begin();
     pya_stack_sweep();
-    struct stack *stack = capture_with_gil();
+    struct stack *stack = capture_with_gil(0);
     pya_aside_end(aside);
     if (stack != NULL) {
         add_labels(stack, metadata, n_bytes);
@@ -236,9 +242,9 @@ pya_stack_set_native(bool enabled) {
 }
 
 void *
-pya_stack_capture_note(const char *bytes, size_t n_bytes) {
+pya_stack_capture_note(const char *bytes, size_t n_bytes, unsigned n_own) {
     pya_stack_sweep();
-    struct stack *stack = capture_with_gil();
+    struct stack *stack = capture_with_gil(n_own);
     if (stack != NULL) {
         add_labels(stack, bytes, n_bytes);
     }

@@ -23,8 +23,8 @@ bool pya_stack_where(void *arg, void *context, char *text, size_t text_bytes);
 
 /* Should C and C++ frames be captured too? */
 void pya_stack_set_native(bool enabled);
-/* A context of this moment, with a text of its own for metadata; the GIL is held. */
-void *pya_stack_capture_note(const char *bytes, size_t n_bytes);
+/* A context of this moment, with a text of its own for metadata, but for the n_own innermost frames; the GIL is held. */
+void *pya_stack_capture_note(const char *bytes, size_t n_bytes, unsigned n_own);
 
 /* One frame of a stack.  key: its code object (borrowed from the stack) or, for a native one, its return address. */
 struct pya_stack_frame {

@@ -23,6 +23,7 @@ _OURS = sum(1 << bit for bit, (_, is_torchs) in enumerate(_core.actions()) if no
 _DEFAULTS = ("all", "all", "all", sys.maxsize, False, False, False, (), False, True)
 _NEWER_DEFAULTS = _DEFAULTS[5:]
 OTHER_TRACES = ("host_traces", "external_annotations")  # in snapshots, beside device_traces
+_OWN_FRAMES = 2  # between whoever annotates and the allocator: annotate() and what calls it in torch._C's place
 
 
 @dataclass
@@ -203,7 +204,7 @@ def annotate(address: int, text: str | bytes | bytearray) -> None:
     Raises:
         AllocatorError: no live block begins there, whether history is on or not, in torch's own words.
     """
-    if not _core.annotate(address, _bytes_of(text)):
+    if not _core.annotate(address, _bytes_of(text), _OWN_FRAMES):
         where = f"{address:#x}" if address else "0"  # as C++ prints pointers
         raise AllocatorError(f"annotateMemory: no live allocation found at pointer {where}")
 

@@ -160,7 +160,7 @@ def test_notes_carry_pool_and_stream() -> None:
     assert note["pool_id"] == pool.id
     assert note["user_metadata"] == "note"
     assert note["size"] == 1000  # as asked for
-    assert note["frames"]
+    assert note["frames"][0]["name"] == "_annotate_tensor"
 
 
 @pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])

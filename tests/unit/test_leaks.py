@@ -65,7 +65,7 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             _core.set_metadata(b"a label")
             torch.empty(1000, device="cuda")
             assert _core.get_metadata() == "a label"
-            assert _core.annotate(address, b"a note")
+            assert _core.annotate(address, b"a note", 1)
 
         def own_pool():
             with pyalloc.pool(limit="1GiB"):
@@ -90,7 +90,7 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "counts": _core.counts,
             "traceback": lambda: _core.traceback(address),
             "traceback of nothing": lambda: _core.traceback(1),
-            "no annotation": lambda: _core.annotate(1, b"a note"),
+            "no annotation": lambda: _core.annotate(1, b"a note", 1),
             "labels": labelled,
             "metadata of no bytes": lambda: _core.set_metadata("text"),
             "alloc": alloc_and_free,
