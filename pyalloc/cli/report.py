@@ -10,7 +10,7 @@ from typing import Any
 
 from pyalloc import advice, console, leaks, planning, replaying, trace
 from pyalloc.analysis import Analysis
-from pyalloc.errors import PlanError, UsageError
+from pyalloc.errors import PlanError, TraceError, UsageError
 from pyalloc.report import data, html, ranks, text
 
 _REPLAY_OPERATIONS = 2_000_000  # longer traces are replayed only when asked
@@ -104,8 +104,12 @@ class Command:
 
     @staticmethod
     def _replay(args: argparse.Namespace, found: Analysis) -> None:
-        if not args.no_replay and found.totals["n_events"] <= _REPLAY_OPERATIONS:
+        if args.no_replay or found.totals["n_events"] > _REPLAY_OPERATIONS:
+            return
+        try:
             found.replays = _replays(found.path, args)
+        except TraceError as error:  # all but these can be told
+            console.complain(f"pyalloc report: without replays: {error}")
 
 
 def _steps(text: str) -> trace.Steps:

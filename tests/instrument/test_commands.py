@@ -85,6 +85,22 @@ def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None
     assert " --devices 2 " in pyalloc("replay", path, "--find-min")
 
 
+def test_what_cannot_be_replayed_is_reported_without(plan: Plan) -> None:
+    """The models of torch's allocator have 64 streams."""
+    for i in range(70):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stream=i)
+    path = plan.done()
+    told = pyalloc("report", path)
+    assert "pyalloc report: without replays: more than 4096 streams (64 for" in told
+    assert "peak allocated 70.0 MiB" in told
+    assert (
+        json.loads(pyalloc("report", path, "--json", "-q").partition("\n}")[0] + "}")["replay"]
+        == {}
+    )
+    assert "; on pyalloc alone: --policy pyalloc" in pyalloc("replay", path, expect=2)
+    assert "70 requests" in pyalloc("replay", path, "--policy", "pyalloc")
+
+
 def test_the_next_command_can_be_typed(plan: Plan) -> None:
     found = trace.analyse(small_trace(plan))
     told = explain_oom(found, 0, MIB, Path("/runs/one run/out.pya"))
