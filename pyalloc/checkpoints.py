@@ -49,7 +49,7 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
         if len(members) == 1 or sum(b.bytes for blocks in members.values() for b in blocks) < least:
             continue
         inner = family.count(".")
-        has_inner = any(b.module.count(".") > inner for blocks in members.values() for b in blocks)
+        has_inner = any(_depth(b.module) > inner for blocks in members.values() for b in blocks)
         if has_inner or len(members) >= 4:
             held = [block for block in held if layers_of(block.module) != family]
             made = _of_layers if has_inner else _of_sequence
@@ -60,15 +60,17 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
         if where is not None:
             functions.setdefault(where.function, []).append(block)
     for name, blocks in functions.items():
-        if len(blocks) >= 4 and _is_in_sequence(blocks, analysis):
-            yield from _of_sequence("*", [[block] for block in blocks], analysis)
+        of_sequence = [block for block in blocks if _is_in_sequence(block, analysis)]
+        if len(of_sequence) >= 4:
+            yield from _of_sequence("*", [[block] for block in of_sequence], analysis)
         elif len(blocks) >= 4:
             yield from _of_function(name, blocks, held, analysis)
 
 
 def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
     sizes = [sum(block.bytes for block in blocks) for blocks in members]
-    saved = _worth(_saved_again(members), [b for blocks in members for b in blocks], analysis)
+    saved = _saved_again(members, analysis)
+    saved = _worth(saved, [b for blocks in members for b in blocks], analysis)
     if saved:
         how = _checkpointing(analysis, members[0], "each")
         yield Advice(
@@ -134,23 +136,32 @@ def _of_function(
         )
 
 
+def _depth(module: str) -> int:
+    """How deep it lies; what makes a weight of others (spectral_norm()) lies where the weight does."""
+    return module.partition(".parametrizations.")[0].count(".")
+
+
 def _modules(family: str, n: int) -> str:
     return f"{n} modules of the model" if family == "*" else f"the {n} modules {family}"
 
 
-def _is_in_sequence(blocks: list[Block], analysis: Analysis) -> bool:
-    """Did a line of the user's call an nn.Sequential that made them?"""
-    for block in blocks:
-        frames = analysis.frames(block.stack)
-        torchs = itertools.takewhile(lambda frame: source.is_foreign(frame[1]), frames)
-        if any(file.endswith("/torch/nn/modules/container.py") for _, file, _ in torchs):
-            return True
-    return False
+def _is_in_sequence(block: Block, analysis: Analysis) -> bool:
+    """Did a line of the user's call an nn.Sequential that made it?"""
+    frames = analysis.frames(block.stack)
+    torchs = itertools.takewhile(lambda frame: source.is_foreign(frame[1]), frames)
+    return any(file.endswith("/torch/nn/modules/container.py") for _, file, _ in torchs)
 
 
 def _calls(blocks: list[Block]) -> int:
     """How often a function was called for these, at least: some lines make several in each call."""
     return min(Counter(block.stack for block in blocks).values())
+
+
+def _passes(blocks: list[Block], analysis: Analysis) -> int:
+    """How often a module was called for these, at least: by whichever lines, and small ones may be made but once."""
+    least = max(block.bytes for block in blocks) // 4
+    large = [block for block in blocks if block.bytes >= least]
+    return min(Counter((b.module, analysis.frames(b.stack)[:1]) for b in large).values())
 
 
 def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
@@ -168,12 +179,15 @@ def _worth(saved: int, blocks: list[Block], analysis: Analysis) -> int:
     return saved if saved > analysis.peak.allocated_bytes * _SHARE else 0
 
 
-def _saved_again(members: list[list[Block]]) -> int:
+def _saved_again(members: list[list[Block]], analysis: Analysis) -> int:
     """What is kept of some modules less what is with a checkpoint around each: what goes into them, and one's own."""
-    in_order = sorted(members, key=lambda blocks: max(b.alloc_event for b in blocks))
-    sizes = [sum(block.bytes for block in blocks) for blocks in in_order]
+    n_passes = min(_passes(blocks, analysis) for blocks in members)
+    in_order = [sorted(blocks, key=lambda b: b.alloc_event) for blocks in members]
+    calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
+    calls.sort(key=lambda blocks: blocks[-1].alloc_event)
+    sizes = [sum(block.bytes for block in blocks) for blocks in calls]
     # A module makes last what goes into the next one; of the last of them it may be gone.
-    results = [max(blocks, key=lambda b: b.alloc_event).bytes for blocks in in_order]
+    results = [blocks[-1].bytes for blocks in calls]
     results[-1] = min(results[-2:])
     return sum(sizes) - sum(results) - max(a - b for a, b in zip(sizes, results, strict=True))
 

@@ -88,6 +88,39 @@ SEQUENCE = (
         optimizer.zero_grad()
 """
 )
+TWICE = """
+    import torch
+    from torch import nn
+    from torch.nn.utils.parametrizations import spectral_norm
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Linear(512, 512, bias=False) for _ in range(2))
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x)))
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(6))
+        def forward(self, x):
+            for layer in self.layers:
+                x = CALL
+            return x
+    def normed(n):
+        return nn.Sequential(*[m for i in range(n) for m in (spectral_norm(nn.Linear(512, 512)), nn.LeakyReLU())])
+    model = MODEL.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def of(x):
+        return PASS
+    for step in range(3):
+        one = of(torch.randn(8192, 512, device="cuda"))
+        other = of(torch.randn(8192, 512, device="cuda"))
+        (one * other).sum().backward()
+        del one, other
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 LOADED = (
     LAYERS
     + """
@@ -142,10 +175,25 @@ RETAINED = (
             {"CALL": "model(x)"},
             {"CALL": "checkpoint_sequential(model, 4, x, use_reentrant=False)"},
         ),
+        (
+            "checkpoint",
+            TWICE.replace("MODEL", "Net()").replace("PASS", "model(x)"),
+            {"CALL": "layer(x)"},
+            {"CALL": "checkpoint(layer, x, use_reentrant=False)"},
+        ),
+        (
+            "checkpoint",
+            TWICE.replace("MODEL", "normed(4)").replace("CALL", "layer(x)"),
+            {"PASS": "model(x)"},
+            {"PASS": "checkpoint_sequential(model, 2, x, use_reentrant=False)"},
+        ),
         ("loaded", LOADED, {"WHERE": ""}, {"WHERE": ', map_location="cpu"'}),
         ("stale", RETAINED, {"RETAIN": "retain_graph=True"}, {"RETAIN": ""}),
     ],
-    ids=["zero_grad", "foreach", "logits", "one_backward", "checkpoint", "loaded", "stale"],
+    ids=[
+        *("zero_grad", "foreach", "logits", "one_backward", "checkpoint", "called_twice"),
+        *("spectral_norm", "loaded", "stale"),
+    ],
 )
 def test_the_peak_falls_as_said(
     record: Record, kind: str, program: str, before: dict[str, str], after: dict[str, str]
@@ -170,6 +218,31 @@ def test_a_checkpoint_around_all_of_it_is_not_proposed(record: Record) -> None:
     text = kinds(record(SEQUENCE.replace("CALL", "model(x)")))["checkpoint"].text
     assert "checkpoint_sequential(sequence, 4, x" in text
     assert "around it" not in text
+
+
+@pytest.mark.torch
+def test_what_a_function_makes_beside_a_sequence_is_none_of_its_modules(record: Record) -> None:
+    path = record(
+        LAYERS
+        + """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = layers(1, 512)
+        def forward(self, x):
+            for _ in range(6):
+                x = torch.sin(x) + x
+            return self.last(x)
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        model(torch.randn(8192, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    )
+    found = kinds(path).get("checkpoint")
+    assert found is None or "checkpoint_sequential" not in found.text
 
 
 @pytest.mark.torch
