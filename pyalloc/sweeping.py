@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc.errors import UsageError
+from pyalloc.errors import TraceError, UsageError
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ def points(
 
 
 def run_point(point: Point) -> dict[str, Any]:
-    """One replay, in whatever process this is."""
+    """One replay, in whatever process this is.  Where a trace cannot be replayed, "error" says why: others can."""
     from pyalloc import caveats, trace
 
-    with trace.program(Path(point.path)) as program:
-        result = program.replay(point.policy, capacity=point.limit, options=point.conf)
-        info, notes = program.info(), caveats.notes_of(program.notes())
+    try:
+        with trace.program(Path(point.path)) as program:
+            result = program.replay(point.policy, capacity=point.limit, options=point.conf)
+            info, notes = program.info(), caveats.notes_of(program.notes())
+    except TraceError as error:
+        return {**asdict(point), "error": str(error)}
     return {
-        "path": point.path,
-        "policy": point.policy,
-        "limit": point.limit,
-        "conf": point.conf,
+        **asdict(point),
         "peak_live_bytes": info["peak_live_bytes"],
         "caveats": caveats.unseen(notes, info) + caveats.of_replays(notes),
         **result,

@@ -54,7 +54,7 @@ class Command:
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """One row for each combination."""
+        """One row for each combination; 2 where a trace is damaged: the rows of the others are there."""
         console.prepare_output(args)
         limits = [replaying.limit_of("--limit", text) for text in args.limit] if args.limit else [0]
         typed = dict(
@@ -63,6 +63,8 @@ class Command:
         todo = sweeping.points(
             args.file, args.policy or replaying.policies(), limits, args.conf or [""]
         )
+        for path in args.file:
+            path.stat()  # a name that is not there is told before the others are replayed
         progress = console.Progress("sweeping", "replays", 1, quiet=args.quiet)
         if args.dask:
             results = list(sweeping.on_dask(todo, args.dask, progress))
@@ -72,7 +74,9 @@ class Command:
         lines = [
             f"{'trace':<22}{'policy':<12}{'limit':>10}{'fits':>5}{'peak':>12}{'/live':>8}{'calls':>10}"
         ]
-        for row in results:
+        failed = dict.fromkeys(row["error"] for row in results if "error" in row)
+        replayed = [row for row in results if "error" not in row]
+        for row in replayed:
             ratio = f"{row['peak_bytes'] / max(row['peak_live_bytes'], 1):.3f}"
             head = (
                 f"{column(Path(row['path']).name, 22)}{row['policy']:<12}"
@@ -83,13 +87,15 @@ class Command:
             # The columns take the whole width: a setting stands below its own.
             lines.append(hung(head, row["conf"].replace(",", ", ")))
         told = {
-            f"{Path(row['path']).name}: {each}": None for row in results for each in row["caveats"]
+            f"{Path(row['path']).name}: {each}": None for row in replayed for each in row["caveats"]
         }
         lines += [wrapped(each, "") for each in told]
         console.deliver(
             args,
             "\n".join(lines),
             results,
-            f"pyalloc replay {console.quoted(args.file[0])} --find-min",
+            f"pyalloc replay {console.quoted(Path(replayed[0]['path'] if replayed else args.file[0]))} --find-min",
         )
-        return 0
+        for why in failed:
+            console.complain(f"pyalloc sweep: {why}")
+        return 2 if failed else 0

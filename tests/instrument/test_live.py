@@ -20,7 +20,7 @@ from dry_support import PATIENCE_S, RunPython
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, live, sweeping
-from pyalloc.errors import TraceError, UsageError
+from pyalloc.errors import ConfigError, UsageError
 
 
 @pytest.mark.torch
@@ -280,12 +280,30 @@ def test_a_sweep_that_fails_ends_at_once(
 
     monkeypatch.setattr(sweeping, "run_point", counted)
     monkeypatch.setattr(sweeping, "ProcessPoolExecutor", ThreadPoolExecutor)
-    limits = [i * MIB for i in range(300, 400)]
-    todo = sweeping.points([tmp_path / "absent.pya"], ["native"], [0], [""])
-    todo += sweeping.points([path], ["native"], limits, [""])
-    with pytest.raises(TraceError, match="absent"):
+    todo = sweeping.points([path], ["pyalloc"], [0], ["memory:none"])
+    todo += sweeping.points([path], ["native"], [i * MIB for i in range(300, 400)], [""])
+    with pytest.raises(ConfigError, match="memory"):
         sweeping.on_cores(todo, 1, lambda done, total: None)
     assert 1 <= len(done) < 100
+
+
+def test_a_damaged_trace_takes_nothing_from_a_sweep(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, damaged = program(plan), tmp_path / "damaged.pya"
+    damaged.write_bytes(bytes(100))
+    files = [str(damaged), str(path)]
+    assert cli.main(["sweep", *files, "--policy", "native", "--workers", "1", "-q"]) == 2
+    out, complaint = capsys.readouterr()
+    assert "plan.pya" in out and "240.0 MiB" in out and "damaged" not in out
+    assert complaint.count("damaged.pya") == 1
+    assert cli.main(["sweep", *files, "--policy", "native", "--workers", "1", "--json", "-q"]) == 2
+    rows = json.loads(capsys.readouterr().out)
+    assert ["error" in row for row in rows] == [True, False]
+    assert "damaged.pya" in rows[0]["error"] and rows[0]["policy"] == "native"
+    assert cli.main(["sweep", *files, str(tmp_path / "absent.pya")]) == 2
+    out, complaint = capsys.readouterr()
+    assert out == "" and "absent.pya: No such file" in complaint
 
 
 def test_a_sweep_begins_no_idle_workers(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:

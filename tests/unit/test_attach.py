@@ -221,7 +221,11 @@ def test_gdb_brings_the_question_in_and_an_answer_out(
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
 @pytest.mark.parametrize(
     "wait",
-    ["t = threading.Thread(target=input); t.start(); t.join()", "lock.acquire()", "queue.SimpleQueue().get()"],
+    [
+        "t = threading.Thread(target=input); t.start(); t.join()",
+        "lock.acquire()",
+        "queue.SimpleQueue().get()",
+    ],
 )
 def test_gdb_comes_in_while_the_main_thread_waits_for_another(
     wait: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
