@@ -240,7 +240,7 @@ def test_data_loader_workers_fork_but_may_not_touch_the_device(run_torch: RunTor
         from torch.utils.data import DataLoader
         torch.ones(1, device="cuda")
         data = torch.arange(32.0)
-        loader = DataLoader(data, batch_size=8, num_workers=2, pin_memory=True)
+        loader = DataLoader(data, batch_size=8, num_workers=2, pin_memory=True, multiprocessing_context="fork")
         assert sum(float(batch.cuda().cpu().sum()) for batch in loader) == 496.0
         child = os.fork()
         if child == 0:
