@@ -90,7 +90,26 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
         if len(idle) >= 2 and kept:
             (retained if _is_retained(run, backwards, analysis) else found).append(kept)
-    return found, retained
+    used = [_shape(run) for run in (*found, *retained) if _is_used(run, analysis)]
+    return (
+        [run for run in found if _shape(run) not in used],
+        [run for run in retained if _shape(run) not in used],
+    )
+
+
+def _shape(passes: list[Phase]) -> list[int]:
+    """As each step has them again."""
+    return [phase.n_left for phase in passes]
+
+
+def _is_used(passes: list[Phase], analysis: Analysis) -> bool:
+    """Does a backward free most of what they made and is alive at the peak, one that comes after another model's?"""
+    by_phase = {True: 0, False: 0}
+    for block in analysis.peak.blocks:
+        at = bisect.bisect_left(passes, block.alloc_event, key=lambda phase: phase.end)
+        if at < len(passes) and passes[at].begin < block.alloc_event:
+            by_phase[block.free_phase == "backward"] += block.bytes
+    return by_phase[True] > by_phase[False]
 
 
 def _without_workspaces(analysis: Analysis) -> list[Phase]:

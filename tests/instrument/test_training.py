@@ -296,3 +296,27 @@ def test_gradients_that_backward_is_making_are_not_old(record: Record) -> None:
     )
     assert "zero_grad" not in kinds(path)
     assert trace.analyse(path).totals["peak_phase"] == "backward"
+
+
+@pytest.mark.torch
+def test_a_generator_waits_for_its_critics_second_pass(record: Record) -> None:
+    """Its passes are no evaluation, though the critic keeps more, of what is real even to the next step."""
+    path = record(
+        LAYERS
+        + """
+    encoder, decoder, critic = layers(3, 512), layers(3, 512), layers(4, 512)
+    generates = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+    judges = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.randn(4096, 512, device="cuda")
+        y = decoder(encoder(x))
+        judges.zero_grad()
+        (critic(x).mean() - critic(y.detach()).mean()).backward()
+        judges.step()
+        real, made = critic(x), critic(y)
+        generates.zero_grad()
+        (made - real.detach()).square().mean().backward()
+        generates.step()
+"""
+    )
+    assert "no_grad" not in kinds(path)
