@@ -165,9 +165,9 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
             is_backward = any(n == "backward" and "/_aot_autograd/" in f for n, f, _ in frames)
             graph = f"torch.compile/graph{file.removeprefix(_GRAPH)}"
             return Place(graph, line, "backward" if is_backward else "forward")
-    for name, file, line in frames:
-        if file.endswith(".py"):
-            return Place(file, line, name)
+    files = [frame for frame in frames if frame[1].endswith(".py")]
+    for name, file, line in (*(f for f in files if not _ROUTE.search(f[1])), *files):
+        return Place(file, line, name)
     return None
 
 

@@ -101,3 +101,10 @@ def test_a_kernel_that_torch_looks_for_in_python_is_its_callers() -> None:
     norm = ("norm", "/x/site-packages/torch/functional.py", 1900)
     assert source.is_torchs((router, norm))
     assert not source.is_torchs((router, ("work", "/home/me/model.py", 3)))
+
+
+def test_where_nothing_is_the_users_torchs_way_to_a_kernel_is_the_last_to_be_named() -> None:
+    router = ("eager_router", "/x/site-packages/torch/_native/registry.py", 958)
+    extension = ("weight", "/x/site-packages/backpack/hbp/linear.py", 66)
+    assert source.name((router, extension)) == "hbp/linear.py:66 weight"
+    assert source.name((router,)) == "_native/registry.py:958 eager_router"
