@@ -184,7 +184,8 @@ def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:
 
 
 def tell(args: argparse.Namespace, text: str) -> None:
-    """To the person, beside the output."""
+    """To the person, beside the output, once that is out: there is no next step where it cannot be written."""
+    sys.stdout.flush()
     if not args.quiet:
         print(text, file=sys.stderr)
 

@@ -417,8 +417,9 @@ def test_a_sweep_that_is_ended_leaves_no_worker_behind(
 ) -> None:
     path = small_trace(plan)
     worker = tmp_path / "worker"
-    program = f"""
-import os, sys, time
+    program = tmp_path / "program.py"  # workers that are not forked import it: from Python 3.14 on
+    program.write_text(f"""
+import sys, time
 from pyalloc import cli, sweeping
 def stay(point):
     with open({str(worker)!r}, "w") as file:
@@ -426,12 +427,13 @@ def stay(point):
     time.sleep(0.5)
     return {{}}
 sweeping.run_point = stay
-sys.exit(cli.main(["sweep", {str(path)!r}, *["--conf", "memory:tight"] * 40, "--workers", "2"]))
-"""
+if __name__ == "__main__":
+    sys.exit(cli.main(["sweep", {str(path)!r}, *["--conf", "memory:tight"] * 40, "--workers", "2"]))
+""")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     child = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, program],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
     )
@@ -490,9 +492,12 @@ def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
     path = small_trace(plan)
     command = [sys.executable, "-m", "pyalloc"]
     plain = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    plain.pop(
+        "PYTHONUNBUFFERED", None
+    )  # as it is for most: written when the command ends, or asks for it
     done = subprocess.run([*command, "report", path], env=plain, capture_output=True, check=False)
     assert done.returncode == 0 and done.stdout.isascii() and b"at the peak" in done.stdout
-    for words in (["report", path], ["--help"], ["doctor"]):
+    for words in (["report", path], ["top", path], ["--help"], ["doctor"]):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
                 [*command, *words], env=plain, stdout=full, stderr=subprocess.PIPE, check=False
