@@ -444,7 +444,9 @@ if __name__ == "__main__":
     _, told = child.communicate(timeout=PATIENCE_S)  # until the last one that writes there is gone
     assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert b"Traceback" not in told, told
-    assert not list(temporary.iterdir())
+    # Python's own, of where its workers are forked (3.14): nobody is left to remove it.
+    left = [each.name for each in temporary.iterdir()]
+    assert all(number == signal.SIGKILL and name.startswith("pymp-") for name in left), left
 
 
 def with_a_full_disk(temporary: Path, *words: object) -> str:
