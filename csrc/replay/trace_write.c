@@ -12,6 +12,21 @@
 
 #include "trace_format.h"
 
+/* Times this process is a fork's child.  A child must not write into the parent's file, nor wait for a lock that was held by
+ * a thread of the parent's. */
+static uint32_t n_forks;
+static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
+
+static void
+forks_count(void) {
+    __atomic_fetch_add(&n_forks, 1, __ATOMIC_RELAXED);
+}
+
+static void
+forks_watch(void) {
+    (void)pthread_atfork(NULL, NULL, forks_count);
+}
+
 /* A number given to a key once: strings by their bytes, stacks by their frame. */
 struct trace_entry {
     uint64_t hash;
@@ -32,7 +47,7 @@ struct trace_table {
 struct pya_trace_writer {
     pthread_mutex_t lock; /* guards all below */
     int fd;
-    pid_t pid; /* a forked child must not write into the parent's file */
+    uint32_t n_forks; /* when it was made */
     pya_status first_error;
     int first_errno; /* with PYA_E_IO: why */
     char *path;
@@ -177,9 +192,17 @@ trace_end_chunk(struct pya_trace_writer *w) {
     return status;
 }
 
+static bool
+trace_is_ours(const struct pya_trace_writer *w) {
+    return w->n_forks == __atomic_load_n(&n_forks, __ATOMIC_RELAXED);
+}
+
 /* Takes the lock.  Not PYA_OK: the lock is not held and nothing can be written. */
 static pya_status
 trace_enter(struct pya_trace_writer *w) {
+    if (!trace_is_ours(w)) {
+        return PYA_E_FORKED;
+    }
     pthread_mutex_lock(&w->lock);
     pya_status status = w->first_error;
     if (status != PYA_OK) {
@@ -195,11 +218,6 @@ trace_room(struct pya_trace_writer *w, size_t bytes) {
     if (w->n_buffered + bytes <= TRACE_CHUNK_HEADER_BYTES + TRACE_CHUNK_BYTES ||
         w->n_buffered == TRACE_CHUNK_HEADER_BYTES) {
         return PYA_OK;
-    }
-    /* Asked here and not for each event: getpid is a system call. */
-    if (w->pid != getpid()) {
-        w->first_error = PYA_E_FORKED;
-        return PYA_E_FORKED;
     }
     return trace_end_chunk(w);
 }
@@ -355,9 +373,7 @@ pya_trace_flush(struct pya_trace_writer *w) {
     if (status != PYA_OK) {
         return status;
     }
-    if (w->pid != getpid()) {
-        status = PYA_E_FORKED;
-    } else if (w->n_buffered > TRACE_CHUNK_HEADER_BYTES) {
+    if (w->n_buffered > TRACE_CHUNK_HEADER_BYTES) {
         status = trace_end_chunk(w);
     }
     pthread_mutex_unlock(&w->lock);
@@ -384,8 +400,12 @@ trace_writer_free(struct pya_trace_writer *w) {
 
 pya_status
 pya_trace_close(struct pya_trace_writer *w) {
-    bool mine = w->pid == getpid();
-    pya_status status = mine ? w->first_error : PYA_E_FORKED;
+    if (!trace_is_ours(w)) {
+        close(
+            w->fd); /* the rest stays: a thread of the parent's may have been half through changing it */
+        return PYA_E_FORKED;
+    }
+    pya_status status = w->first_error;
     if (status == PYA_OK && w->n_buffered > TRACE_CHUNK_HEADER_BYTES) {
         status = trace_end_chunk(w);
     }
@@ -486,7 +506,8 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
         return PYA_E_HOST_NOMEM;
     }
     pthread_mutex_init(&w->lock, NULL);
-    w->pid = getpid();
+    pthread_once(&forks_once, forks_watch);
+    w->n_forks = __atomic_load_n(&n_forks, __ATOMIC_RELAXED);
     size_t n = strlen(path);
     w->path = malloc(n + 1);
     w->part = malloc(n + sizeof ".part");
