@@ -237,6 +237,12 @@ def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:
         if re.search(_COMPILED, file):
             text = text_of(Place(file, line, name))
             return "extern_kernels" in text if text else None
+    # A subclass of tensors (nested ones, DTensors) has the operator within its override, by no name of its own.
+    overrides = [i for i, (name, _, _) in enumerate(frames) if name in _OVERRIDES]
+    return any(_is_product(frames[i:]) for i in (0, *(i + 1 for i in overrides[-1:])))
+
+
+def _is_product(frames: tuple[Frame, ...]) -> bool:
     for name, file, line in frames:
         if is_cpp(file) or _ROUTE.search(file) or name in _OVERRIDES:
             continue

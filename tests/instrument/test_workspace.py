@@ -55,7 +55,7 @@ def test_it_is_told_from_activations(record: Record, allocator: str, stacks: str
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", ["default device", "mode", "subclass"])
+@pytest.mark.parametrize("kind", ["default device", "mode", "subclass", "nested"])
 def test_one_below_what_is_called_for_torchs_functions_is_one(record: Record, kind: str) -> None:
     """Pyro's layers with set_default_device(): the innermost line is torch's own mode, which names no product."""
     path = record(
@@ -72,6 +72,8 @@ def test_one_below_what_is_called_for_torchs_functions_is_one(record: Record, ki
             torch.set_default_device("cuda")
         elif {kind == "mode"}:
             Mode().__enter__()
+        elif {kind == "nested"}:
+            x = torch.nested.nested_tensor([x[:9], x[9:]], layout=torch.jagged)
         else:
             x = x.as_subclass(Subclass)
         for step in range(4):
