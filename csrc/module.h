@@ -33,6 +33,8 @@ int pya_module_record_add(PyObject *module);
 struct pya_trace_writer *pya_module_trace_writer(PyObject *object);
 /* While it is held, by one or more, it cannot be closed. */
 void pya_module_trace_hold(PyObject *object, bool is_held);
+/* Sets the exception of what failed to be written; PYA_E_IO: whatever it was.  Gives NULL. */
+PyObject *pya_module_trace_raise(PyObject *object, pya_status status);
 int pya_module_limits_add(PyObject *module);
 int pya_module_attention_add(PyObject *module);
 int pya_module_ops_add(PyObject *module);

@@ -349,12 +349,12 @@ drain_fini(struct drain *d) {
 }
 
 static PyObject *
-drain_result(const struct drain *d, pya_status status) {
+drain_result(PyObject *trace, const struct drain *d, pya_status status) {
     if (PyErr_Occurred()) {
         return NULL;
     }
     if (status != PYA_OK) {
-        return pya_module_raise("TraceError", "the trace cannot be written: is the disk full?");
+        return pya_module_trace_raise(trace, status);
     }
     unsigned long long lost = 0;
     for (int i = 0; i < d->n_devices; i++) {
@@ -398,9 +398,9 @@ history_drain(PyObject *self, PyObject *args) {
     const pya_status status = drain_all(h, d);
     drain_fini(d);
     pya_stack_sweep();
+    PyObject *result = drain_result(h->trace, d, status);
     pya_module_trace_hold(h->trace, false);
     h->is_busy = false;
-    PyObject *result = drain_result(d, status);
     if (result != NULL && PyList_SetSlice(marks, 0, d->next_mark, NULL) != 0) {
         Py_CLEAR(result);
     }

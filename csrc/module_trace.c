@@ -267,6 +267,16 @@ pya_module_trace_hold(PyObject *object, bool is_held) {
     writer->n_holders = is_held ? writer->n_holders + 1 : writer->n_holders - 1;
 }
 
+PyObject *
+pya_module_trace_raise(PyObject *object, pya_status status) {
+    if (status == PYA_E_IO) {
+        /* A writer goes on failing as it did first, but where a number found no room. */
+        status = pya_trace_flush(writer_from(object)->writer);
+        status = status == PYA_OK ? PYA_E_HOST_NOMEM : status;
+    }
+    return writer_result(object, status);
+}
+
 /* ---- the reader ---- */
 
 struct trace_reader_object {

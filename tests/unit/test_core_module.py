@@ -108,6 +108,17 @@ class Closing:
         return 0
 
 
+def test_a_mark_that_cannot_be_is_told_as_such(tmp_path: Path) -> None:
+    """And not as a full disk."""
+    _core.create("")
+    try:
+        history = _core.HistoryWriter(_core.TraceWriter(tmp_path / "out.pya"), set(), str)
+        with pytest.raises(ValueError, match="a string or stack not defined yet"):
+            history.drain(0, [(1, KINDS["user"], 99, 0, 0, 0, 0)])
+    finally:
+        _core.destroy()
+
+
 def test_a_trace_is_not_closed_while_it_is_written(tmp_path: Path) -> None:
     _core.create("")
     try:
