@@ -94,20 +94,26 @@ PYA_MUST_CHECK pya_status pya_heap_run_short(
     struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out);
 void pya_heap_note_too_large(int device, size_t bytes);
 
-/* What the block in hand is remembered by; called without a lock.  The caller owns the reference. */
+/* What the block in hand is remembered by; called without a lock.  The caller owns the reference.  The call stack is part
+ * of it from that level on. */
 static inline void *
-pya_heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
+pya_heap_capture_from(struct pya_heap *heap, int stack_from) {
     int level = __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED);
     if (PYA_LIKELY(level < 0) || heap->hooks.capture_context == NULL) {
         return NULL;
     }
-    return heap->hooks.capture_context(heap->hooks.arg, level >= (int)stack_from);
+    return heap->hooks.capture_context(heap->hooks.arg, level >= stack_from);
+}
+
+static inline void *
+pya_heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
+    return pya_heap_capture_from(heap, (int)stack_from);
 }
 
 /* The same, and never a call stack. */
 static inline void *
 pya_heap_capture_labels(struct pya_heap *heap) {
-    return pya_heap_capture(heap, (enum pya_record_level)(PYA_RECORD_ALL + 1));
+    return pya_heap_capture_from(heap, (int)PYA_RECORD_ALL + 1);
 }
 
 static inline void

@@ -105,7 +105,7 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     assert item["saved_bytes"] == native - planned
     had, alone = units.size(native), units.size(unplanned)
     assert f"instead of {had} ({alone} without the plan)" in item["text"]
-    assert f"pyalloc plan {path.name}" in item["text"] and "plan.plan" in item["text"]
+    assert f"pyalloc plan {path}`" in item["text"] and "plan.plan" in item["text"]
     named = json.loads(pyalloc("plan", path, "--json", "-q"))
     assert named["replayed"]["planned"]["peak_bytes"] == planned
 
