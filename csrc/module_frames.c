@@ -54,10 +54,8 @@ slots_grow(struct pya_frame_table *table) {
     return true;
 }
 
-/* The number of a text of a frame's description; false with an exception set. */
-static bool
-text_number(struct pya_trace_writer *trace, PyObject *description, const char *key, uint32_t *out) {
-    PyObject *text = PyDict_GetItemString(description, key); /* borrowed */
+bool
+pya_frames_text(struct pya_trace_writer *trace, PyObject *text, uint32_t *out) {
     Py_ssize_t bytes = 0;
     const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, &bytes);
     if (utf8 == NULL) { /* names with surrogates, as file names may have */
@@ -84,8 +82,8 @@ frame_define(
     PyObject *line = PyDict_GetItemString(description, "line"); /* borrowed */
     const long number = line == NULL ? 0 : PyLong_AsLong(line);
     found.line = number > 0 ? (uint32_t)number : 0;
-    if (!text_number(trace, description, "name", &found.name) ||
-        !text_number(trace, description, "filename", &found.file) ||
+    if (!pya_frames_text(trace, PyDict_GetItemString(description, "name"), &found.name) ||
+        !pya_frames_text(trace, PyDict_GetItemString(description, "filename"), &found.file) ||
         pya_trace_stack(trace, &found, &id) != PYA_OK) {
         id = 0;
     }

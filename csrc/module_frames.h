@@ -17,6 +17,8 @@ struct pya_frame_table {
 /* False with an exception set. */
 bool pya_frames_init(struct pya_frame_table *table);
 void pya_frames_fini(struct pya_frame_table *table);
+/* The number of a Python text, "?" for one that UTF-8 cannot hold; false when the trace cannot be written. */
+bool pya_frames_text(struct pya_trace_writer *trace, PyObject *text, uint32_t *out);
 /* The number of a context's stack, whose innermost frames are kept; 0: it has none.  False with an exception set, or when
  * the trace cannot be written. */
 bool pya_frames_number(

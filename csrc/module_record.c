@@ -208,13 +208,12 @@ thread_tell(struct history_writer *h, struct drain *d, uint32_t thread, uint64_t
     }
     PyObject *name = PyObject_CallFunctionObjArgs(h->thread_name, number, NULL);
     Py_DECREF(number);
-    Py_ssize_t bytes = 0;
-    const char *utf8 = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, &bytes);
     struct pya_trace_event event = {.kind = PYA_TRACE_THREAD, .time_ns = time_ns, .arg = thread};
+    const bool is_named = name != NULL && PyObject_IsTrue(name) == 1;
     const bool is_told =
-        utf8 != NULL && pya_trace_string(d->trace, utf8, (size_t)bytes, &event.text) == PYA_OK;
+        name != NULL && (!is_named || pya_frames_text(d->trace, name, &event.text));
     Py_XDECREF(name);
-    if (is_told && bytes > 0) {
+    if (is_told && is_named) {
         d->piece[d->n_piece++] = event;
     }
     return is_told;

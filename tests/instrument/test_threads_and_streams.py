@@ -121,3 +121,21 @@ def test_a_recording_on_pyalloc_tells_threads(record: Record) -> None:
     assert "torch's own allocator does not say" in " ".join(
         pyalloc("top", native, "--by", "thread", expect=2).split()
     )
+
+
+@pytest.mark.torch
+def test_a_name_that_is_no_text_ends_no_recording(record: Record) -> None:
+    path = record(
+        r"""
+        import threading
+        import torch
+
+        threading.current_thread().name = "no text: \udcff"
+        held = torch.zeros(1 << 20, device="cuda")
+        """,
+        "--allocator",
+        "pyalloc",
+    )
+    found = trace.analyse(path)
+    (row,) = found.by_thread(found.peak.blocks)
+    assert row.name.startswith("? (thread ") and row.bytes == 4 * MIB

@@ -121,7 +121,8 @@ def test_inactive_blocks() -> None:
     assert states == ["inactive"]
 
 
-def test_pending_blocks(runtime) -> None:
+def freed_and_used(runtime) -> int:
+    """Where a block lies that another stream goes on using after its end."""
     runtime.pya_hostcuda_set_event_delay(1 << 40)
     side = torch.cuda.Stream()
     tensor = empty(5 * MIB)
@@ -129,7 +130,11 @@ def test_pending_blocks(runtime) -> None:
     with torch.cuda.stream(side):
         torch.zeros(1, device="cuda")
     tensor.record_stream(side)
-    del tensor
+    return address
+
+
+def test_pending_blocks(runtime) -> None:
+    address = freed_and_used(runtime)
     blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
     assert [block["state"] for block in blocks if block["address"] == address] == [
         "active_pending_free"
@@ -147,14 +152,7 @@ def test_pending_blocks_are_told_by_their_allocation(runtime, context: str) -> N
     """Until the memory may be handed out again; what frees it then is told where every free is."""
     here = "test_pending_blocks_are_told_by_their_allocation"
     _record_memory_history("all", context=context, stacks="python")
-    runtime.pya_hostcuda_set_event_delay(1 << 40)
-    side = torch.cuda.Stream()
-    tensor = empty(5 * MIB)
-    address = tensor.data_ptr()
-    with torch.cuda.stream(side):
-        torch.zeros(1, device="cuda")
-    tensor.record_stream(side)
-    del tensor
+    address = freed_and_used(runtime)
     (block,) = [
         block
         for segment in _snapshot()["segments"]
