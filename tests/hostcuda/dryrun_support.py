@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,12 +10,20 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, python_for
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
+def start(
+    arguments: list[str], folder: Path, *, cold: bool = False, **variables: str
+) -> subprocess.Popen[str]:
+    """Begins one.
+
+    cold: in a fresh interpreter, even where the program imports torch first.
+    """
+    if not cold:
+        arguments = _warm(arguments, variables)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.Popen(
         # Tests run in the background inherit an ignored Ctrl-C: env undoes that.
@@ -26,6 +35,16 @@ def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Po
         text=True,
         start_new_session=True,  # no terminal: a signal reaches the parent alone
     )
+
+
+def _warm(arguments: list[str], variables: dict[str, str]) -> list[str]:
+    """The same program, by a Python that has imported torch already where that is how it begins."""
+    words = list(arguments)
+    for at, (python, script) in enumerate(itertools.pairwise(words)):
+        if python == sys.executable and script.endswith(".py"):
+            words[at] = python_for(Path(script).read_text(), variables, dryrun=True)
+            break
+    return words
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

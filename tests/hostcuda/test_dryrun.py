@@ -154,7 +154,7 @@ def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(
         except KeyboardInterrupt:
             sys.exit(9)
     """
-    process = start([sys.executable, program(tmp_path, source)], tmp_path)
+    process = start([sys.executable, program(tmp_path, source)], tmp_path, cold=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
