@@ -52,7 +52,7 @@ demo: build torch ## train the example under native, expandable, pyalloc; one ta
 	@$(PY) examples/demo.py
 
 .PHONY: test
-test: build programs ## everything: C tests (plain, ASan+UBSan, TSan), pytest, style
+test: build ## everything: C tests (plain, ASan+UBSan, TSan), pytest, style
 	@.ci/test $(VENV)
 
 .PHONY: test-core
