@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S, RunPython
+from dry_support import PATIENCE_S, RunPython, python_for
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, live, sweeping
@@ -51,7 +51,7 @@ def test_looking_again_and_again_lets_go_of_nothing(dry_python: RunPython, insta
 )
 def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, history: str) -> None:
     script = tmp_path / "program.py"
-    script.write_text(
+    source = (
         "import sys, torch, pyalloc.live\n"
         "if 'history' in sys.argv:\n"
         "    torch.cuda.memory._record_memory_history(stacks='python')\n"
@@ -61,9 +61,11 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
         "print('ready', __import__('os').getpid(), flush=True)\n"
         "sys.stdin.read()\n"
     )
+    script.write_text(source)
     dryrun = [sys.executable, "-m", "pyalloc", "dryrun", "--devices", "2", "--allocator", allocator]
     record = ["--record", str(tmp_path / "out.pya")] if history == "recorded" else []
-    words = [*dryrun, *record, sys.executable, "-W", "ignore", str(script), history]
+    python = python_for(source, dryrun=True)
+    words = [*dryrun, *record, python, "-W", "ignore", str(script), history]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdin is not None
     try:
