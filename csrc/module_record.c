@@ -386,7 +386,7 @@ history_drain(PyObject *self, PyObject *args) {
         return PyErr_NoMemory();
     }
     d->trace = trace;
-    d->owner = (struct pya_context_owner){NULL, pya_stack_retain, pya_stack_release};
+    d->owner = (struct pya_context_owner){.retain = pya_stack_retain, .release = pya_stack_release};
     d->offset_ns = offset_ns;
     d->marks = marks;
     h->is_busy = true;

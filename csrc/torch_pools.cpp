@@ -351,7 +351,8 @@ pya_torch_checkpoint_set(void *self, int8_t device, std::shared_ptr<pya_torch_po
     pya_heap *heap = pya_torch_heap();
     pya_torch_delta delta;
     std::unordered_map<pya_dptr, size_t> stays;
-    if (state == nullptr || typeid(*state) != typeid(pya_torch_pool_state)) {
+    const pya_torch_pool_state *mine = state.get();
+    if (mine == nullptr || typeid(*mine) != typeid(pya_torch_pool_state)) {
         throw std::runtime_error("pyalloc: this checkpoint is another allocator's");
     }
     for (const pya_claim &block : state->live) {

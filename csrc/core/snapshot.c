@@ -227,7 +227,10 @@ pya_snapshot_take(
     struct pya_heap *heap, const struct pya_pool_id *pool, bool with_trace,
     struct pya_snapshot *out) {
     struct pya_snapshot snap = {
-        .owner = {heap->hooks.arg, heap->hooks.retain_context, heap->hooks.release_context}};
+        .owner = {
+            .arg = heap->hooks.arg,
+            .retain = heap->hooks.retain_context,
+            .release = heap->hooks.release_context}};
     struct painter painter = {.snap = &snap};
     if (heap->torn_cards != 0) {
         return PYA_E_FORKED;

@@ -253,7 +253,8 @@ call_timer_ticks(void) {
             struct pya_hc_timer timer = {&call, pya_hc_ticks()};
             pya_hc_timer_stop(&timer);
         }
-        double ticks = (double)(pya_hc_ticks() - began - atomic_load(&call.n_ticks)) / TIMER_ROUNDS;
+        double ticks =
+            (double)(pya_hc_ticks() - began - atomic_load(&call.n_ticks)) / (double)TIMER_ROUNDS;
         least = try == 0 || ticks < least ? ticks : least;
     }
     atomic_store(&known, least);

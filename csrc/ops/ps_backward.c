@@ -215,7 +215,7 @@ backward_refine(const struct ps_tile *w, struct backward_strip *s, int i, int di
     memcpy(s->gap[i], u, (size_t)pack_round(s->nm, VW) * sizeof *u);
     ps_refine_tile(dim, a, b, c, limits);
     for (int j = 0; j < s->nm; j++) {
-        s->gap[i][j] = (u[j] < w->low) | (u[j] > w->high[j]) ? s->gap[i][j] : NOT_COARSE;
+        s->gap[i][j] = ((u[j] < w->low) | (u[j] > w->high[j])) ? s->gap[i][j] : NOT_COARSE;
     }
     for (int j = s->nm; j < (int)pack_round(s->nm, VW); j++) {
         s->gap[i][j] = NOT_COARSE;

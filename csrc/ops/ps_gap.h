@@ -129,7 +129,7 @@ ps_refine(real *u, vr high, int k, struct pya_tile_a a, struct pya_tile_b b, rea
     for (int i = 0; i < VW; i++) { /* without branches: a compiler makes vectors of it */
         const real as_it_is = u[i] > 1 ? 0 : u[i] - 1;
         const real sharp = ps_gap(above[i], below[i]);
-        u[i] = (u[i] < low) | (u[i] > most[i]) ? sharp : as_it_is;
+        u[i] = ((u[i] < low) | (u[i] > most[i])) ? sharp : as_it_is;
     }
 }
 

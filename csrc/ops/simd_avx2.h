@@ -163,7 +163,7 @@ enum { LEAST_POWER2 = -127 }; /* as a factor it is 0 */
  * A number so large is added that the last bits of the sum count ones; moved up they are 2^n. */
 static inline vr
 v_power2(vr a, vr *n) {
-    const vr large = _mm256_set1_ps(12582912.0f - LEAST_POWER2); /* 1.5 * 2^23 and the bias */
+    const vr large = _mm256_set1_ps(12582912.0f - (float)LEAST_POWER2); /* 1.5 * 2^23, the bias */
     const vr sum = _mm256_add_ps(a, large);
     *n = _mm256_sub_ps(sum, large);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23));

@@ -145,7 +145,7 @@ d_fma_less(vr a, vr b, vm m, double less, vd c) {
 }
 static inline double
 v_hsum_wide(vr a) {
-    return a;
+    return (double)a;
 }
 static inline real
 v_hsum(vr a) {
