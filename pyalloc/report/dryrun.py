@@ -12,6 +12,8 @@ from pyalloc.report.text import wrapped
 
 # A card that holds less than this besides the program may not hold its context and the libraries' own memory.
 _MARGIN = 2**30
+# By which people, `timeout` and batch systems end what is well; a program that fails has other ones.
+_FROM_OUTSIDE = {128 + each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
 def _size(value: int | None) -> str:
@@ -39,9 +41,9 @@ def _gave_up(result: Result) -> bool:
 
 
 def _was_stopped(result: Result) -> bool:
-    """By Ctrl-C, as one ends a long training of which a few steps are enough."""
+    """From outside and all was well, as one ends a long training of which a few steps are enough."""
     is_well = result.ooms == 0 and bool(result.devices)
-    return result.exit_code == 128 + signal.SIGINT and is_well
+    return result.exit_code in _FROM_OUTSIDE and is_well
 
 
 def _verdict(result: Result) -> str:
@@ -132,12 +134,10 @@ def _first(result: Result) -> str:
     """What is to be done before the same command can end better; "": nothing."""
     if result.unreached or result.no_addresses:
         return "leave that option out" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
-    if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
-        return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
     is_short = result.error == OUT_OF_MEMORY or _gave_up(result)
     is_known = is_short or bool(result.wanted_devices)  # why it ended
     if result.exit_code != 0 and not is_known and not _was_stopped(result):
-        return "look at the messages above"
+        return _first_after(result)
     if not result.devices and result.killed:
         return (
             "let processes end by themselves (of a Pool: close(), join()) before the program does"
@@ -146,6 +146,17 @@ def _first(result: Result) -> str:
         return 'have the program move something to "cuda", as by model.to("cuda")'
     is_limit = result.limited and _is_last(result)
     return "raise the limit, or leave it out" if is_limit else ""
+
+
+def _first_after(result: Result) -> str:
+    """Where the program ended too early, for whatever reason."""
+    if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
+        return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
+    if result.exit_code not in _FROM_OUTSIDE or result.devices:
+        return "look at the messages above"
+    if result.exit_code != 128 + signal.SIGINT and _is_mute(result):
+        return "end it by SIGINT (as Ctrl-C does), or record it: that file is readable in any case"
+    return "let it run until it has used the device"
 
 
 def _is_mute(result: Result) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -140,19 +141,36 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
         assert command == "  next: pyalloc dryrun --memory 8GB --allocator native python train.py"
 
 
-def test_a_program_that_ctrl_c_ended_fits_so_far() -> None:
-    """A few steps of a long training are enough, and Ctrl-C is how one ends it then."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_was_ended_from_outside_fits_so_far(number: signal.Signals) -> None:
+    """A few steps of a long training are enough, and Ctrl-C is how one ends it then; `timeout` sends SIGTERM."""
+    ended = {"exit_code": 128 + number, "fits": False}
     for allocator, following in (
         ("native", "pyalloc dryrun --memory 8GB --allocator pyalloc python train.py"),
         ("pyalloc", "pyalloc run python train.py"),
     ):
-        text = summary(result(8 << 30, exit_code=130, fits=False, allocator=allocator))
-        assert "  verdict          fits 8.00 GiB so far: the program was ended by SIGINT\n" in text
-        assert "messages above" not in text
+        text = summary(result(8 << 30, **ended, allocator=allocator))
+        assert (
+            f"  verdict          fits 8.00 GiB so far: the program was ended by {number.name}\n"
+            in text
+        )
+        assert "  first:" not in text
         assert text.endswith(f"next: {following}")
-    for changed in ({"ooms": 1}, {"devices": ()}):
-        text = summary(result(8 << 30, **{"exit_code": 130, "fits": False, **changed}))
-        assert "not known: the program was ended by SIGINT" in text
+    text = summary(result(8 << 30, **ended, devices=()))
+    assert f"not known: the program was ended by {number.name}" in text
+    assert "first: let it run until it has used the device" in text
+    assert f"not known: the program was ended by {number.name}" in summary(
+        result(8 << 30, **ended, ooms=1)
+    )
+
+
+def test_a_signal_that_python_cannot_hear_of_leaves_no_messages_to_look_at() -> None:
+    untold: dict[str, Any] = {"devices": (), "device_calls": 0, "killed": (9,)}
+    text = flat(summary(result(8 << 30, exit_code=143, fits=False, **untold)))
+    assert "figures none, it could not tell them any more" in text
+    assert "not known: the program was ended by SIGTERM first: end it by SIGINT" in text
+    text = summary(result(8 << 30, exit_code=139, fits=False))
+    assert "not known: the program was ended by SIGSEGV" in text and "messages above" in text
 
 
 def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
