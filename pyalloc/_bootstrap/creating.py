@@ -73,8 +73,16 @@ def answer(torch: Any) -> None:
     make(fractions, "rand", "rand.generator")
     for name in ("zeros", "zeros_like", "new_zeros"):
         sizes.implement(torch, "CUDA", name, _made(torch, name, lambda *_, **_names: 0, True))
+    for name in ("bernoulli", "bernoulli.p"):
+        sizes.implement(torch, "CUDA", name, _drawn(torch, name, evenly))
+
+    def drawn(x: Any, p: float = 0.5, *, generator: Any = None) -> Any:
+        return evenly(x, generator) < p
+
     for name in _UNKNOWN:
-        sizes.implement(torch, "ADInplaceOrView", name, _unknown(torch, name), with_keyset=True)
+        values = drawn if name == "bernoulli_.float" else None
+        unknown = _unknown(torch, name, values)
+        sizes.implement(torch, "ADInplaceOrView", name, unknown, with_keyset=True)
 
 
 def _made(
@@ -101,20 +109,50 @@ def _made(
     return call
 
 
-def _unknown(torch: Any, name: str) -> Callable[..., Any]:
-    """In place of what torch has at its key, which counts the change."""
+def _drawn(torch: Any, name: str, evenly: Callable[..., Any]) -> Callable[..., Any]:
+    """Ones in the shares that are given for all of it, or for each where these are known."""
+    kernel = sizes.generic(torch, sizes.operator(torch, name))
+
+    def bernoulli(x: Any, *p: float, generator: Any = None) -> Any:
+        made = kernel(x, *p, generator=generator)
+        if not 0 < made.nbytes <= contents.MOST_FRACTIONS or contents.is_repeated(torch):
+            return made
+        shares = p[0] if p else contents.put(torch, x, True)
+        if shares is not None:
+            depth = 0 if p else contents.depth(torch, (x,))
+            contents.write(torch, made, evenly(made, generator) < shares, depth=depth)
+        return made
+
+    return bernoulli
+
+
+def _unknown(torch: Any, name: str, values: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """In place of what torch has at its key, which counts the change.
+
+    values: of masks and whole numbers that are filled in as a whole.
+    """
     operator = sizes.operator(torch, name)
     below, deeper = (
         torch._C._AutoDispatchBelowADInplaceOrView,
         torch._C._after_ADInplaceOrView_keyset,
     )
 
+    def is_filled(x: Any) -> bool:
+        is_whole = not (x.is_floating_point() or x.is_complex())
+        is_all = x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
+        is_known = is_whole and is_all and 0 < x.nbytes <= contents.MOST_BYTES
+        return is_known and not (x.is_inference() or contents.is_repeated(torch))
+
     def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         with below():
             operator.redispatch(keyset & deeper, x, *args, **kwargs)
         torch.autograd.graph.increment_version(x)
         if x.is_cuda and x.layout is torch.strided and contents.is_plain(torch, x):
-            contents.note_random(torch, x)
+            if values is not None and is_filled(x):
+                contents.on_host(torch, x).copy_(values(x, *args, **kwargs))
+                contents.note_change(x, x._version, True, 0)
+            else:
+                contents.note_random(torch, x)
         return x
 
     return call

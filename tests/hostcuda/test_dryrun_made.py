@@ -258,7 +258,7 @@ def test_what_is_drawn_in_place_is_not_known(torch_found: hostcuda.Torch, tmp_pa
         n.data += 1
         assert (len(x[w > 0]), len(x[mask]), len(x[n > 4])) == (0, 2, 2)
         w.data.normal_()
-        mask.bernoulli_(0.5)
+        mask[1:].bernoulli_(0.5)
         n.random_(9)
         assert (len(x[w > 0]), len(x[mask]), len(x[n > 4])) == (8, 8, 8)
         weight = torch.nn.Parameter(torch.empty(8))
