@@ -111,24 +111,23 @@ model_release_user(struct pya_model *model, struct pya_model_block *block) {
 
 /* ---- events of blocks used on other streams ---- */
 
+/* Records the event of a use on the use's stream; the entry is the queue's then, or is gone. */
 static pya_status
-model_event_add(struct pya_model *model, struct pya_model_block *block, unsigned stream) {
-    struct model_event *entry = malloc(sizeof *entry);
-    if (entry == NULL) {
-        return PYA_E_HOST_NOMEM;
-    }
-    *entry = (struct model_event){.block = block};
-    pya_status status = pya_device_event_create(model->dev, model->streams[stream], &entry->event);
+model_event_add(struct pya_model *model, struct model_event *entry) {
+    struct model_stream *on = &model->streams[entry->stream];
+    pya_status status = pya_device_event_create(model->dev, on->stream, &entry->event);
     if (status != PYA_OK) {
         goto free_entry;
     }
-    status = pya_device_event_record(model->dev, entry->event, model->streams[stream]);
+    status = pya_device_event_record(model->dev, entry->event, on->stream);
     if (status != PYA_OK) {
         goto destroy_event;
     }
-    block->n_events++;
-    *model->queues[stream].last = entry;
-    model->queues[stream].last = &entry->next;
+    entry->block->n_events++;
+    entry->next = NULL;
+    *on->last = entry;
+    on->last = &entry->next;
+    model->waiting[entry->stream / 64] |= UINT64_C(1) << entry->stream % 64;
     return PYA_OK;
 
 destroy_event:
@@ -141,12 +140,13 @@ free_entry:
 /* The oldest event of a stream has passed. */
 static pya_status
 model_event_pop(struct pya_model *model, unsigned stream) {
-    struct model_queue *queue = &model->queues[stream];
-    struct model_event *entry = queue->first;
+    struct model_stream *on = &model->streams[stream];
+    struct model_event *entry = on->first;
     struct pya_model_block *block = entry->block;
-    queue->first = entry->next;
-    if (queue->first == NULL) {
-        queue->last = &queue->first;
+    on->first = entry->next;
+    if (on->first == NULL) {
+        on->last = &on->first;
+        model->waiting[stream / 64] &= ~(UINT64_C(1) << stream % 64);
     }
     pya_status status = pya_device_event_destroy(model->dev, entry->event);
     free(entry);
@@ -156,20 +156,30 @@ model_event_pop(struct pya_model *model, unsigned stream) {
     return status;
 }
 
+static pya_status
+model_process_stream(struct pya_model *model, unsigned stream, bool wait) {
+    pya_status status = PYA_OK;
+    while (status == PYA_OK && model->streams[stream].first != NULL) {
+        bool done = true;
+        pya_event event = model->streams[stream].first->event;
+        status = wait ? pya_device_event_sync(model->dev, event)
+                      : pya_device_event_query(model->dev, event, &done);
+        if (status != PYA_OK || !done) {
+            break;
+        }
+        status = model_event_pop(model, stream);
+    }
+    return status;
+}
+
 /* wait: for all of them; else only what has passed already, in the order of each stream. */
 static pya_status
 model_process_events(struct pya_model *model, bool wait) {
     pya_status status = PYA_OK;
-    for (unsigned s = 0; s < model->config.n_streams; s++) {
-        while (status == PYA_OK && model->queues[s].first != NULL) {
-            bool done = true;
-            pya_event event = model->queues[s].first->event;
-            status = wait ? pya_device_event_sync(model->dev, event)
-                          : pya_device_event_query(model->dev, event, &done);
-            if (status != PYA_OK || !done) {
-                break;
-            }
-            status = model_event_pop(model, s);
+    for (unsigned word = 0; word * 64 < model->config.n_streams; word++) {
+        for (uint64_t left = model->waiting[word]; left != 0 && status == PYA_OK;
+             left &= left - 1) {
+            status = model_process_stream(model, word * 64 + (unsigned)__builtin_ctzll(left), wait);
         }
     }
     return status;
@@ -372,23 +382,40 @@ pya_model_alloc(
     return PYA_OK;
 }
 
-void
+pya_status
 pya_model_record_stream(struct pya_model_block *block, unsigned stream) {
-    if (stream != block->stream) {
-        block->uses |= UINT64_C(1) << stream;
+    struct model_event **link = &block->uses;
+    while (*link != NULL && (*link)->stream < stream) {
+        link = &(*link)->next;
     }
+    if (stream == block->stream || (*link != NULL && (*link)->stream == stream)) {
+        return PYA_OK;
+    }
+    struct model_event *use = malloc(sizeof *use);
+    if (use == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    *use = (struct model_event){.next = *link, .block = block, .stream = (uint16_t)stream};
+    *link = use;
+    return PYA_OK;
+}
+
+static struct model_event *
+model_use_pop(struct pya_model_block *block) {
+    struct model_event *use = block->uses;
+    block->uses = use->next;
+    return use;
 }
 
 pya_status
 pya_model_free(struct pya_model *model, struct pya_model_block *block) {
-    uint64_t uses = block->uses;
     block->is_allocated = false;
-    block->uses = 0;
     pya_status status = PYA_OK;
-    for (unsigned s = 0; s < model->config.n_streams && status == PYA_OK; s++) {
-        if ((uses >> s & 1) != 0) {
-            status = model_event_add(model, block, s);
-        }
+    while (block->uses != NULL && status == PYA_OK) {
+        status = model_event_add(model, model_use_pop(block));
+    }
+    while (block->uses != NULL) {
+        free(model_use_pop(block));
     }
     if (block->n_events == 0) {
         model_release_user(model, block);
@@ -398,13 +425,19 @@ pya_model_free(struct pya_model *model, struct pya_model_block *block) {
 
 /* ---- the rest ---- */
 
+static struct model_pool_set *
+model_pool_set_create(unsigned n_streams) {
+    struct model_pool_set *set = NULL;
+    return calloc(1, sizeof *set + n_streams * sizeof *set->by_stream);
+}
+
 pya_status
 pya_model_pool_begin(struct pya_model *model, unsigned pool) {
     if (pool == 0 || pool >= PYA_MODEL_POOLS) {
         return PYA_E_INVAL;
     }
     if (model->pools[pool] == NULL) {
-        model->pools[pool] = calloc(1, sizeof *model->pools[pool]);
+        model->pools[pool] = model_pool_set_create(model->config.n_streams);
         if (model->pools[pool] == NULL) {
             return PYA_E_HOST_NOMEM;
         }
@@ -481,8 +514,11 @@ pya_model_create(
     if (model == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    model->pools[0] = calloc(1, sizeof *model->pools[0]);
-    if (model->pools[0] == NULL) {
+    model->streams = calloc(config->n_streams, sizeof *model->streams);
+    model->pools[0] = model_pool_set_create(config->n_streams);
+    if (model->streams == NULL || model->pools[0] == NULL) {
+        free(model->streams);
+        free(model->pools[0]);
         free(model);
         return PYA_E_HOST_NOMEM;
     }
@@ -491,8 +527,8 @@ pya_model_create(
     model->config.streams = NULL; /* the caller's array need not outlive the call */
     model->total_bytes = caps.total_bytes;
     for (unsigned s = 0; s < config->n_streams; s++) {
-        model->streams[s] = config->streams[s];
-        model->queues[s].last = &model->queues[s].first;
+        model->streams[s].stream = config->streams[s];
+        model->streams[s].last = &model->streams[s].first;
     }
     *out = model;
     return PYA_OK;
@@ -516,6 +552,9 @@ pya_model_destroy(struct pya_model *model) {
     }
     for (struct pya_model_block *b = model->blocks; b != NULL; b = next) {
         next = b->all_next;
+        while (b->uses != NULL) {
+            free(model_use_pop(b));
+        }
         free(b);
     }
     for (struct pya_model_block *b = model->spare; b != NULL; b = next) {
@@ -525,5 +564,6 @@ pya_model_destroy(struct pya_model *model) {
     for (unsigned p = 0; p < PYA_MODEL_POOLS; p++) {
         free(model->pools[p]);
     }
+    free(model->streams);
     free(model);
 }

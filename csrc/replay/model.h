@@ -19,7 +19,7 @@ struct pya_model_config {
     const pya_stream *streams; /* what the device is told for each */
 };
 
-#define PYA_MODEL_STREAMS 64
+#define PYA_MODEL_STREAMS 4096
 #define PYA_MODEL_POOLS 4096 /* the default one among them */
 
 struct pya_model_stats {
@@ -36,7 +36,7 @@ void pya_model_destroy(struct pya_model *model);
 PYA_MUST_CHECK pya_status pya_model_alloc(
     struct pya_model *model, size_t bytes, unsigned stream, struct pya_model_block **out);
 PYA_MUST_CHECK pya_status pya_model_free(struct pya_model *model, struct pya_model_block *block);
-void pya_model_record_stream(struct pya_model_block *block, unsigned stream);
+PYA_MUST_CHECK pya_status pya_model_record_stream(struct pya_model_block *block, unsigned stream);
 /* Requests go to a private pool (number from 1) from begin to end; what it caches goes back only after release. */
 PYA_MUST_CHECK pya_status pya_model_pool_begin(struct pya_model *model, unsigned pool);
 void pya_model_pool_end(struct pya_model *model);

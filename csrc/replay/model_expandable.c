@@ -262,7 +262,7 @@ model_shrink(struct pya_model *model, struct pya_model_block *block) {
     if (first >= last) {
         return PYA_OK;
     }
-    pya_status status = pya_device_stream_sync(model->dev, model->streams[block->stream]);
+    pya_status status = pya_device_stream_sync(model->dev, model->streams[block->stream].stream);
     if (status != PYA_OK) {
         return status;
     }

@@ -29,8 +29,8 @@ struct pya_model_block {
     struct model_segment *segment;    /* NULL with plain segments */
     struct pya_model_block *all_prev; /* every block of the model */
     struct pya_model_block *all_next;
-    uint64_t uses;     /* streams it was recorded on, as bits */
-    unsigned n_events; /* that must pass before it is free */
+    struct model_event *uses; /* of other streams, by their number; nothing is recorded yet */
+    unsigned n_events;        /* that must pass before it is free */
     uint16_t stream;
     uint16_t pool;
     bool is_large;
@@ -43,31 +43,34 @@ struct model_pool {
     struct tree_node *unmapped;
 };
 
-/* One pool: by stream, then small and large. */
+/* One pool. */
 struct model_pool_set {
-    struct model_pool by_stream[PYA_MODEL_STREAMS][2];
-    unsigned n_users; /* of a private pool; at 0 its cached memory may go back */
+    unsigned n_users;                 /* of a private pool; at 0 its cached memory may go back */
+    struct model_pool by_stream[][2]; /* config.n_streams of them, each small and large */
 };
 
+/* One of a block's uses, and once the block is freed one of a stream's events. */
 struct model_event {
     struct model_event *next;
     pya_event event;
     struct pya_model_block *block;
+    uint16_t stream;
 };
 
-struct model_queue {
-    struct model_event *first;
+struct model_stream {
+    pya_stream stream;         /* what the device is told */
+    struct model_event *first; /* oldest first */
     struct model_event **last;
 };
 
 struct pya_model {
     struct pya_device *dev;
     struct pya_model_config config;
-    pya_stream streams[PYA_MODEL_STREAMS];
     size_t total_bytes;                            /* of the device */
     struct model_pool_set *pools[PYA_MODEL_POOLS]; /* 0 is the default one; NULL before first use */
     unsigned pool;                                 /* requests go here now */
-    struct model_queue queues[PYA_MODEL_STREAMS];
+    struct model_stream *streams;                  /* config.n_streams of them */
+    uint64_t waiting[PYA_MODEL_STREAMS / 64];      /* streams with events, as bits */
     struct model_segment *segments;
     struct pya_model_block *blocks;
     struct pya_model_block *spare; /* linked by next */
@@ -97,7 +100,7 @@ void model_merge(
 void model_reserved(struct pya_model *model, size_t added, size_t removed);
 static inline bool
 model_is_idle(const struct pya_model_block *block) {
-    return block != NULL && !block->is_allocated && block->n_events == 0 && block->uses == 0;
+    return block != NULL && !block->is_allocated && block->n_events == 0 && block->uses == NULL;
 }
 
 /* model_expandable.c: a free block of at least bytes, out of its tree; PYA_E_NOMEM leaves mapped what fitted. */

@@ -354,8 +354,7 @@ program_read(
 
 const char *
 pya_program_limits(void) {
-    return "more than " TEXT(PROGRAM_STREAMS) " streams (" TEXT(
-        PYA_MODEL_STREAMS) " for the models of torch's allocator) or " TEXT(PROGRAM_POOLS) " pools";
+    return "more than " TEXT(PROGRAM_STREAMS) " streams or " TEXT(PROGRAM_POOLS) " pools";
 }
 
 pya_status

@@ -6,7 +6,7 @@
 #include "program.h"
 
 /* Streams of one program, and private pools, the default one among them. */
-#define PROGRAM_STREAMS 4096
+#define PROGRAM_STREAMS PYA_MODEL_STREAMS
 #define PROGRAM_POOLS PYA_MODEL_POOLS
 
 /* A device with more than this alive is damage or malice, and would need gigabytes of tables. */

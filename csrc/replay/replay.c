@@ -12,8 +12,9 @@
 #define REPLAY_AMPLE_FACTOR 4
 /* No card has more, and the tables of the simulated one grow with it. */
 #define REPLAY_CAPACITY_MAX ((size_t)2 << 40)
-/* expandable segments of every private pool reserve 9/8 of the device each */
 #define REPLAY_ADDRESS_FACTOR 128
+/* expandable segments reserve 9/8 of the device for each stream's and each pool's small and large blocks */
+#define REPLAY_ADDRESS_EACH 3
 #define REPLAY_ADDRESS_MAX (UINT64_C(64) << 40)
 #define REPLAY_PROGRESS_OPS 65536
 enum { REPLAY_NOT_LIVE = UINT8_MAX };
@@ -56,8 +57,13 @@ static pya_status
 replay_open_device(void *arg, int index, struct pya_device **out) {
     struct replay *replay = arg;
     const struct pya_replay_settings *settings = &replay->settings;
+    const struct pya_program_info *info = &replay->program->info;
+    uint64_t factor = REPLAY_ADDRESS_FACTOR;
+    if (settings->policy == PYA_REPLAY_EXPANDABLE) {
+        factor += (uint64_t)REPLAY_ADDRESS_EACH * (info->n_streams + info->n_pools);
+    }
     const uint64_t addresses =
-        pya_round_up((uint64_t)settings->capacity_bytes * REPLAY_ADDRESS_FACTOR, UINT64_C(1) << 40);
+        pya_round_up((uint64_t)settings->capacity_bytes * factor, UINT64_C(1) << 40);
     struct pya_sim_config config = {
         .capacity_bytes = settings->capacity_bytes,
         /* many mappings of each page and ranges beside: more address space than any policy asks for */
@@ -114,7 +120,7 @@ replay_open(struct replay *replay) {
     memset(replay->device_of, REPLAY_NOT_LIVE, n);
     replay->n_blocks = n;
     if (replay->settings.policy != PYA_REPLAY_PYALLOC) {
-        return replay->program->info.n_streams > PYA_MODEL_STREAMS ? PYA_E_LIMIT : PYA_OK;
+        return PYA_OK;
     }
     struct pya_hooks hooks = {.arg = replay, .open_device = replay_open_device};
     return pya_heap_create(&replay->settings.options, &hooks, &replay->heap);
@@ -184,8 +190,7 @@ replay_step_model(struct replay *replay, const struct program_op *op) {
     case PROGRAM_FREE:
         return pya_model_free(model, *block);
     case PROGRAM_RECORD_STREAM:
-        pya_model_record_stream(*block, op->stream);
-        return PYA_OK;
+        return pya_model_record_stream(*block, op->stream);
     case PROGRAM_POOL_BEGIN:
         return pya_model_pool_begin(model, op->block);
     case PROGRAM_POOL_END:

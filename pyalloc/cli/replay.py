@@ -87,22 +87,15 @@ class Command:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"
                 )
-            try:
-                results = replaying.compare(
-                    program,
-                    names,
-                    capacity=limit,
-                    options=args.conf,
-                    progress=progress,
-                    passes=args.passes,
-                    plan=plan,
-                )
-            except TraceError as error:  # the models of torch's allocator have their limits
-                if names == ["pyalloc"]:
-                    raise
-                raise TraceError(
-                    f"{args.file}: {error}; on pyalloc alone: --policy pyalloc"
-                ) from None
+            results = replaying.compare(
+                program,
+                names,
+                capacity=limit,
+                options=args.conf,
+                progress=progress,
+                passes=args.passes,
+                plan=plan,
+            )
             least: dict[str, Any] = {}
             if args.find_min:
                 for name in names:

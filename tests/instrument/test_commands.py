@@ -86,19 +86,34 @@ def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None
 
 
 def test_what_cannot_be_replayed_is_reported_without(plan: Plan) -> None:
-    """The models of torch's allocator have 64 streams."""
-    for i in range(70):
-        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stream=i)
-    path = plan.done()
+    """A program has 4096 streams at most there."""
+    path = on_streams(plan, 4097)
     told = pyalloc("report", path)
-    assert "pyalloc report: without replays: more than 4096 streams (64 for" in told
-    assert "peak allocated 70.0 MiB" in told
+    assert f"pyalloc report: without replays: {path}: more than 4096 streams or" in told
+    assert "peak allocated 4.00 GiB" in told
     assert (
         json.loads(pyalloc("report", path, "--json", "-q").partition("\n}")[0] + "}")["replay"]
         == {}
     )
-    assert "; on pyalloc alone: --policy pyalloc" in pyalloc("replay", path, expect=2)
-    assert "70 requests" in pyalloc("replay", path, "--policy", "pyalloc")
+    for command in ("replay", "plan"):
+        assert "more than 4096 streams or" in pyalloc(command, path, expect=2)
+
+
+def test_many_streams_are_replayed_and_planned(plan: Plan, tmp_path: Path) -> None:
+    """As many as a program has in torch's own pools of streams, on some devices, and more."""
+    path = on_streams(plan, 300)
+    replayed = json.loads(pyalloc("replay", path, "--json", "-q"))["policies"]
+    assert replayed["native"]["peak_bytes"] == 300 * 2 * MIB
+    assert replayed["expandable"]["peak_bytes"] == 300 * 2 * MIB
+    assert replayed["pyalloc"]["completed"]
+    assert "wrote" in pyalloc("plan", path, "-o", tmp_path / "some.plan")
+
+
+def on_streams(plan: Plan, n: int) -> Path:
+    """A block of each of so many streams."""
+    for i in range(n):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stream=i)
+    return plan.done()
 
 
 def test_the_next_command_can_be_typed(plan: Plan) -> None:
