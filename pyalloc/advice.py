@@ -14,7 +14,7 @@ from pyalloc.analysis import FORWARDS, Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.falling import alive_at, falls_by
 from pyalloc.idle import idle_runs, knows_backwards
-from pyalloc.moments import PAGE, Block, page_bytes
+from pyalloc.moments import PAGE, Block, Moment, page_bytes
 from pyalloc.units import size
 
 PLANNED = "planned"  # among replays: pyalloc with a plan
@@ -392,17 +392,15 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
             "fragmentation",
             f"{size(totals['peak_reserved_bytes'])} were reserved for a peak of {size(totals['peak_bytes'])}: "
             f"{size(idle)} lay idle (at the peak in {len(gaps)} piece{'s' * (len(gaps) != 1)}, the largest "
-            f"{size(analysis.peak.largest_gap)}).{_of_other_streams(analysis)}",
+            f"{size(analysis.peak.largest_gap)}).{_of_other_streams(analysis, at_most)}",
             idle,
         )
 
 
-def _of_other_streams(analysis: Analysis) -> str:
+def _of_other_streams(analysis: Analysis, moment: Moment | None) -> str:
     """How much of what lay idle when most was reserved only another stream could have had, where that is much."""
-    if not is_from_torch(analysis.notes):
+    if moment is None or not is_from_torch(analysis.notes):
         return ""  # pyalloc's pages move from one to the other
-    moments = analysis.moments.values()
-    moment = max(moments, key=lambda each: (each.reserved_bytes, each.allocated_bytes))
     used: Counter[tuple[int, int]] = Counter()
     idle: Counter[tuple[int, int]] = Counter()
     for _, n, stream, device, _ in moment.segments:

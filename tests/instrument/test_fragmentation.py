@@ -9,6 +9,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds, pyalloc
 from pyalloc import trace
+from pyalloc.advice import advise
 
 
 def test_fragmentation(plan: Plan) -> None:
@@ -106,6 +107,34 @@ def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> Non
     text = kinds(plan.done())["fragmentation"].text
     told = "When most was reserved, 40.0 MiB of the idle memory belonged to 2 other streams"
     assert (told in text) == (allocator == "native")  # pages move between streams
+
+
+def test_advice_does_not_hang_on_which_moments_are_looked_at(plan: Plan) -> None:
+    """A report as HTML has more of them than one of text."""
+    plan.event("user", "allocator=native")
+
+    def use(stream: int, mib: int, at: int, is_kept: bool) -> None:
+        address = (stream + 1 << 40) + at * MIB
+        plan.event("alloc", addr=address, bytes=mib * MIB, stream=stream, stack=plan.stack(7))
+        if not is_kept:
+            plan.event("free_requested", addr=address)
+
+    for stream, segment, peak, kept in ((0, 60, 50, 10), (7, 40, 2, 2)):
+        at = (stream + 1) << 40
+        plan.event("segment_alloc", addr=at, bytes=segment * MIB, stream=stream)
+        use(stream, peak, 0, is_kept=False)
+        use(stream, kept, 0, is_kept=True)
+    for _ in range(4):  # as much is reserved, and more in use, of which most is the other stream's
+        use(7, 30, 10, is_kept=False)
+    path = plan.done()
+    told = {
+        each.text
+        for moments in (0, 7, 14)
+        for each in advise(trace.analyse(path, moments=moments))
+        if each.kind == "fragmentation"
+    }
+    assert len(told) == 1
+    assert "38.0 MiB of the idle memory belonged to another stream" in told.pop()
 
 
 @pytest.mark.torch
