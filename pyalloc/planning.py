@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, ranked, trace
-from pyalloc.caveats import has_beginning, notes_of
+from pyalloc.caveats import has_beginning
 from pyalloc.errors import PlanError
 
 Progress = Callable[[int, int], object]
@@ -222,8 +222,7 @@ def make(
         TraceError: the file is missing, damaged or of another kind.
     """
     with trace.as_trace_file(path, progress) as file:
-        program = _core.Program(file, progress=progress)
-        notes = notes_of(program.notes())
+        notes = trace.notes(file, progress)
         by_device = _requests_of(file)
     if by_device and not has_beginning(notes):
         raise PlanError(

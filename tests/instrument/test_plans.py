@@ -194,6 +194,17 @@ def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
     assert "6 % of all bytes were asked for on other streams" in said
 
 
+def test_a_recording_is_not_loaded_to_be_planned(plan: Plan) -> None:
+    """A program that is ready for replay has no room for so many streams, nor memory for all events."""
+    program = Program(plan)
+    for stream in range(1, 5000):
+        program.give(program.take(MIB, stream=stream))
+    program.take(2 * MIB)
+    made = only(planning.make(plan.done(), needs_steps=False))
+    assert (made.live_bytes, len(made.places)) == (MIB, 1)
+    assert made.elsewhere > 0.99
+
+
 def test_devices_of_one_process_have_their_own(plan: Plan) -> None:
     """Planned together as each would be alone; followed, replayed, by each of them."""
     program = Program(plan)
