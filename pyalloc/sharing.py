@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import threading
 from collections import deque
@@ -129,6 +130,15 @@ class _Shared:
 _shared = _Shared()
 
 
+def _forget_in_child() -> None:
+    """A forked child has none of the threads that held the lock, or were at calls of their own."""
+    _shared.lock = threading.RLock()
+    _shared.ours &= {threading.get_ident()}
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
     """Calls that this thread makes meanwhile are not the program's: torch itself answers them."""
@@ -216,7 +226,7 @@ def is_on() -> bool:
 
 
 def leave() -> None:
-    """The recording is over, or lives in the parent process, where a thread may have its lock."""
+    """The recording is over, or lives in the parent process; its lock is its own."""
     _shared.move = _shared.switch = None
     _shared.lock = threading.RLock()
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,23 @@ from typing import Any
 from pyalloc import sharing
 
 _lock = threading.RLock()  # `pyalloc attach` may come in between, in the same thread
+_replaced: list[tuple[Any, Any]] = []  # torch, and what look-ups in it called before
+_without_collector: set[int] = set()  # the threads that switched it off
+
+
+def _forget_in_child() -> None:
+    """In a forked child no other thread is at it, nor ends what it had begun."""
+    global _lock
+    _lock = threading.RLock()
+    for torch, loads in reversed(_replaced):
+        torch.__getattr__ = loads
+    _replaced.clear()
+    if _without_collector - {threading.get_ident()}:
+        gc.enable()
+    _without_collector.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def take() -> dict[str, Any]:
@@ -29,13 +47,16 @@ def take() -> dict[str, Any]:
 def uncollected(is_wanted: bool = True) -> Iterator[None]:
     """Python's collector waits, which the many objects of a snapshot call: what it frees would be told by none."""
     is_wanted = is_wanted and gc.isenabled()
+    me = threading.get_ident()
     if is_wanted:
+        _without_collector.add(me)
         gc.disable()
     try:
         yield
     finally:
         if is_wanted:
             gc.enable()
+            _without_collector.discard(me)
 
 
 def have_stacks() -> bool:
@@ -83,9 +104,11 @@ def _without_compiler(torch: Any) -> Iterator[None]:
 
     with _lock:
         loads = torch.__getattr__
+        _replaced.append((torch, loads))
         if "torch._inductor" not in sys.modules:
             torch.__getattr__ = look_up
         try:
             yield
         finally:
             torch.__getattr__ = loads
+            del _replaced[-1:]

@@ -48,6 +48,52 @@ def test_forked_child_of_a_used_parent_ends_quietly(dry_python) -> None:  # type
     assert "refused" not in done.stderr
 
 
+def test_a_child_forked_while_a_thread_takes_a_snapshot(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """It waits for no lock of that thread's, which it has not; nor does it keep what the thread had changed."""
+    dry_python(
+        """
+        import gc, os, signal, threading, torch
+        from pyalloc import sharing, snapshots
+        inside, leave = threading.Event(), threading.Event()
+        own, loads = torch.cuda.memory._snapshot, torch.__getattr__
+
+        def waits():
+            inside.set()
+            assert leave.wait(60)
+            return {}
+
+        def take():
+            with snapshots.uncollected(), sharing._shared.lock:
+                snapshots.take()
+
+        sharing.listen(torch)
+        torch.cuda.memory._snapshot = waits
+        thread = threading.Thread(target=take)
+        thread.start()
+        assert inside.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            try:
+                assert gc.isenabled() and torch.__getattr__ is loads
+                assert thread.ident not in sharing._shared.ours  # a new thread may get that number
+                torch.cuda.memory._snapshot = own
+                torch.cuda.memory._record_memory_history(max_entries=9)
+                assert "segments" in snapshots.take()
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not gc.isenabled() and thread.ident in sharing._shared.ours
+        leave.set()
+        thread.join()
+        assert gc.isenabled() and torch.__getattr__ is loads and not sharing._shared.ours
+        """,
+        install=True,
+    )
+
+
 def test_data_loader_workers(dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
