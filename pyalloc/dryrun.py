@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, console, hostcuda, launching
+from pyalloc import _bootstrap, console, hostcuda, launching, processes
 from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
@@ -72,7 +72,8 @@ class Result:
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of what lies on the device;
     known_copies: those of values that are right, although no kernel ran.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  killed: those that began to use a
-    device and told nothing at all.  replaced: the program chose an allocator itself.
+    device and told nothing at all; still_running: these were not waited for.
+    replaced: the program chose an allocator itself.
     masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which elements differ, answered
     with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
     unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
@@ -104,6 +105,7 @@ class Result:
     missing: tuple[str, ...]
     untold: tuple[int, ...] = ()
     killed: tuple[int, ...] = ()
+    still_running: tuple[int, ...] = ()
     replaced: bool = False
     masks: int = 0
     distinct: int = 0
@@ -280,7 +282,10 @@ def _uses(
 def _sum_up(
     options: Options, torch: hostcuda.Torch, absent: tuple[str, ...], code: int, folder: Path
 ) -> Result:
+    begun = _begun(folder)
+    running = {pid for pid in begun if processes.is_there(pid)}  # first: it may end meanwhile
     counters = _load(folder, "device.*.json")
+    told_nothing = begun - {int(process["pid"]) for process in counters}
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
     uses = tuple(_uses(counters, reports))
     errors = [report["error"] for report in reports.values() if report["error"]]
@@ -313,7 +318,8 @@ def _sum_up(
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
         missing=absent,
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
-        killed=tuple(sorted(_begun(folder) - {int(process["pid"]) for process in counters})),
+        killed=tuple(sorted(told_nothing - running)),
+        still_running=tuple(sorted(told_nothing & running)),
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,

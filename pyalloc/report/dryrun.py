@@ -54,8 +54,8 @@ def _verdict(result: Result) -> str:
         return _refusal(result, memory)
     if result.exit_code != 0 or _gave_up(result):
         return _failure(result, memory)
-    if not result.devices and result.killed:
-        return "not known: what used the device was killed"
+    if not result.devices and _has_untold(result):
+        return f"not known: what used the device {_became(result)}"
     if not result.devices:
         return "the program used no device memory"
     how = ""
@@ -138,7 +138,7 @@ def _first(result: Result) -> str:
     is_known = is_short or bool(result.wanted_devices)  # why it ended
     if result.exit_code != 0 and not is_known and not _was_stopped(result):
         return _first_after(result)
-    if not result.devices and result.killed:
+    if not result.devices and _has_untold(result):
         return (
             "let processes end by themselves (of a Pool: close(), join()) before the program does"
         )
@@ -157,6 +157,16 @@ def _first_after(result: Result) -> str:
     if result.exit_code != 128 + signal.SIGINT and _is_mute(result):
         return "end it by SIGINT (as Ctrl-C does), or record it: that file is readable in any case"
     return "let it run until it has used the device"
+
+
+def _has_untold(result: Result) -> bool:
+    """Did a process begin to use a device, and tell nothing?"""
+    return bool(result.killed or result.still_running)
+
+
+def _became(result: Result) -> str:
+    """What that was."""
+    return "was killed" if result.killed else "still runs"
 
 
 def _is_mute(result: Result) -> bool:
@@ -187,7 +197,8 @@ def summary(result: Result) -> str:
     if result.device_calls == 0:
         is_mute = _is_mute(result)
         told = "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
-        nothing = "what called CUDA was killed" if result.killed else "it called nothing of CUDA"
+        called = f"what called CUDA {_became(result)}"
+        nothing = called if _has_untold(result) else "it called nothing of CUDA"
         figures = [("figures", told if is_mute else f"none: {nothing}")]
     figures.append(("verdict", _verdict(result)))
     lines = [
@@ -266,11 +277,13 @@ def _remarks(result: Result) -> list[str]:
         )
     if result.dtoh_copies > 0:
         found.append(_remark_on_reads(result))
-    if result.killed and not _is_mute(result):
-        found.append(
-            f"warning: figures of process {', '.join(map(str, result.killed))} are missing: it was killed, as by a "
-            "Pool's terminate() or a launcher, or is still running"
-        )
+    for pids, why in (
+        (result.killed, "it was killed, as by a Pool's terminate() or a launcher"),
+        (result.still_running, "it still runs, as nothing waited for it"),
+    ):
+        if pids and not _is_mute(result):
+            told = ", ".join(map(str, pids))
+            found.append(f"warning: figures of process {told} are missing: {why}")
     if result.unreached:
         found.append(f"warning: torch's figures are missing: {result.unreached}")
     elif result.untold:

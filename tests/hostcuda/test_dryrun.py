@@ -430,3 +430,36 @@ def test_what_is_killed_is_not_said_to_have_used_nothing(tmp_path: Path, is_know
     assert "used no device memory" not in told and "called nothing of CUDA" not in told
     assert ("verdict fits 80.00 GiB" in told) == is_known
     assert ("verdict not known: what used the device was killed" in told) != is_known
+
+
+@pytest.mark.torch
+def test_what_still_runs_is_not_said_to_be_killed(tmp_path: Path) -> None:
+    """A server that the program leaves behind."""
+    left = tmp_path / "left.py"
+    left.write_text("""
+import os, pathlib, time, torch
+kept = torch.empty(1 << 20, device="cuda")
+pathlib.Path("used").touch()
+for _ in range(3000):
+    if os.path.exists("end"):
+        break
+    time.sleep(0.1)
+""")
+    source = f"""
+    import pathlib, subprocess, sys, time
+    child = subprocess.Popen(
+        [sys.executable, {str(left)!r}], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not pathlib.Path("used").exists():
+        assert child.poll() is None
+        time.sleep(0.1)
+    pathlib.Path("pid").write_text(str(child.pid))
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    (tmp_path / "end").touch()
+    assert code == 0, err
+    told = flat(err)
+    pid = (tmp_path / "pid").read_text()
+    assert f"warning: figures of process {pid} are missing: it still runs" in told
+    assert "verdict not known: what used the device still runs" in told
+    assert "killed" not in told
