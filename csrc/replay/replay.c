@@ -211,9 +211,22 @@ replay_addr(const struct replay *replay, uint32_t number) {
     return replay->heap != NULL ? block->addr : pya_model_addr(block->block);
 }
 
+/* torch raises where a pool is begun twice, or ended or released without a begin, and its program goes on.  A recording
+ * that begins late or has a gap lacks the other halves. */
+static bool
+replay_is_refused(const struct replay *replay, const struct program_op *op) {
+    const bool is_routed = (replay->routed[op->block] >> op->device & 1) != 0;
+    return (op->kind == PROGRAM_POOL_BEGIN && is_routed) ||
+           (op->kind == PROGRAM_POOL_END && !is_routed) ||
+           (op->kind == PROGRAM_POOL_RELEASE && replay->n_users[op->block][op->device] == 0);
+}
+
 static pya_status
 replay_step(struct replay *replay, const struct program_op *op) {
     const bool check = replay->settings.check;
+    if (op->kind >= PROGRAM_POOL_BEGIN && replay_is_refused(replay, op)) {
+        return PYA_OK;
+    }
     if (check && op->kind == PROGRAM_FREE) {
         pya_sim_disown(
             replay->sims[op->device], replay_addr(replay, op->block), replay->bytes[op->block]);
@@ -230,7 +243,7 @@ replay_step(struct replay *replay, const struct program_op *op) {
     } else if (status == PYA_OK && op->kind == PROGRAM_POOL_END) {
         replay->routed[op->block] &= ~(UINT64_C(1) << op->device);
     } else if (status == PYA_OK && op->kind == PROGRAM_POOL_RELEASE) {
-        replay->n_users[op->block][op->device] -= replay->n_users[op->block][op->device] > 0;
+        replay->n_users[op->block][op->device]--;
     }
     if (check && status == PYA_OK && op->kind == PROGRAM_ALLOC) {
         replay->bytes[op->block] = op->bytes;

@@ -155,6 +155,25 @@ def test_a_pass_leaves_the_pools_of_the_one_before(policy: str) -> None:
     assert twice["peak_bytes"] == once["peak_bytes"]
 
 
+@pytest.mark.parametrize("policy", [name for name, _ in _core.replay_policies()])
+@pytest.mark.parametrize(
+    "kinds",
+    ["pool_end", "pool_release", "pool_begin pool_begin pool_end", "pool_begin pool_end pool_end"],
+)
+def test_routes_to_pools_that_torch_refuses_change_nothing(policy: str, kinds: str) -> None:
+    """A recording that begins late, or has a gap, lacks their other halves; torch raises, and all goes on as it was."""
+    program, other = _core.Program(), _core.Program()
+    for kind in (*kinds.split(), "alloc", "pool_release", "pool_release", "empty_cache"):
+        program.add(KINDS[kind], addr=512, bytes=100 * MIB)
+    for kind in ("pool_begin", "pool_end") * kinds.startswith("pool_begin") + (
+        *("alloc", "pool_release", "empty_cache"),
+    ):
+        other.add(KINDS[kind], addr=512, bytes=100 * MIB)
+    found = program.replay(policy, passes=2, check=True)
+    assert found["completed"] and found["n_violations"] == 0
+    assert found["peak_bytes"] == other.replay(policy, passes=2)["peak_bytes"]
+
+
 def test_many_pools() -> None:
     program = _core.Program()
     for pool in range(1, 1000):
