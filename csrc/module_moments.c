@@ -277,6 +277,24 @@ pya_module_scan_growths(PyObject *self, PyObject *unused) {
     return list;
 }
 
+/* [(first, last, bytes, blocks, stack, phase, free_phase, category, thread, stream, device)]; texts are numbers */
+PyObject *
+pya_module_scan_stays(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_stay *p = pya_scan_stays(pya_module_scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        pya_module_list_add(
+            &list,
+            Py_BuildValue(
+                "(IIKKIIIIKKi)", (unsigned)p->first, (unsigned)p->last, (ull)p->bytes,
+                (ull)p->n_blocks, (unsigned)p->stack, (unsigned)p->phase, (unsigned)p->free_phase,
+                (unsigned)p->category, (ull)p->thread, (ull)p->stream, p->device));
+    }
+    return list;
+}
+
 /* [(event, time_ns, kind, device, bytes, addr, stream, pool, arg, alloc_event, stack, text)] */
 PyObject *
 pya_module_scan_told(PyObject *self, PyObject *unused) {

@@ -85,10 +85,11 @@ scan_range_list(PyObject *sequence, size_t *n) {
 static PyObject *
 scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"path",   "device", "n_bins",     "moments", "progress",
-                            "window", "ranges", "short_life", NULL};
+                            "window", "ranges", "short_life", "marks",   NULL};
     PyObject *path = NULL;
     PyObject *moments = NULL;
     PyObject *told = NULL;
+    PyObject *marked = NULL;
     PyObject *progress = Py_None;
     struct pya_scan_settings settings = {.device = -1};
     unsigned n_bins = 2000;
@@ -96,15 +97,17 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     unsigned long long end = 0;
     unsigned short_life = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$iIOO(KK)OI", names, PyUnicode_FSConverter, &path, &settings.device,
-            &n_bins, &moments, &progress, &begin, &end, &told, &short_life)) {
+            args, kwargs, "O&|$iIOO(KK)OIO", names, PyUnicode_FSConverter, &path, &settings.device,
+            &n_bins, &moments, &progress, &begin, &end, &told, &short_life, &marked)) {
         return NULL;
     }
     uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
+    uint64_t *marks = PyErr_Occurred() ? NULL : scan_moment_list(marked, &settings.n_marks);
     struct pya_scan_range *ranges =
         PyErr_Occurred() ? NULL : scan_range_list(told, &settings.n_ranges);
     if (PyErr_Occurred()) {
         free(ranges);
+        free(marks);
         free(numbers);
         Py_DECREF(path);
         return NULL;
@@ -114,6 +117,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     settings.window_begin = begin;
     settings.window_end = end;
     settings.moments = numbers;
+    settings.marks = marks;
     settings.ranges = ranges;
     settings.progress = progress == Py_None ? NULL : pya_module_progress;
     settings.progress_arg = progress;
@@ -124,6 +128,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     status = pya_scan_run(name, &settings, &scan);
     Py_END_ALLOW_THREADS
     free(numbers);
+    free(marks);
     free(ranges);
     PyObject *self = NULL;
     if (status != PYA_OK) {
@@ -200,8 +205,8 @@ scan_bins(PyObject *self, PyObject *unused) {
         pya_module_list_add(
             &list,
             Py_BuildValue(
-                "(KKKKKKII)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
-                (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase, b->step));
+                "(KKKKKKIIK)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
+                (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase, b->step, (ull)b->max_event));
     }
     return list;
 }
@@ -391,6 +396,7 @@ static PyMethodDef scan_methods[] = {
     {"pieces", pya_module_scan_pieces, METH_VARARGS, NULL},
     {"stack_sums", pya_module_scan_stack_sums, METH_VARARGS, NULL},
     {"spans", pya_module_scan_spans, METH_NOARGS, NULL},
+    {"stays", pya_module_scan_stays, METH_NOARGS, NULL},
     {"told", pya_module_scan_told, METH_NOARGS, NULL},
     {"growths", pya_module_scan_growths, METH_NOARGS, NULL},
     {"pools", scan_pools, METH_NOARGS, NULL},

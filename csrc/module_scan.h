@@ -15,6 +15,7 @@ PyObject *pya_module_scan_text(const struct pya_scan *scan, uint32_t text);
 PyObject *pya_module_scan_blocks(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_pending(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_spans(PyObject *self, PyObject *unused);
+PyObject *pya_module_scan_stays(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_told(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_growths(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_moments(PyObject *self, PyObject *unused);

@@ -266,6 +266,7 @@ bins_halve(struct pya_scan *s) {
         a.reserved_bytes =
             a.reserved_bytes > b->reserved_bytes ? a.reserved_bytes : b->reserved_bytes;
         a.last_bytes = b->last_bytes;
+        a.max_event = bins[2 * i].max_bytes < b->max_bytes ? b->max_event : a.max_event;
         bins[i] = a;
     }
     s->bins.n = n;
@@ -292,12 +293,16 @@ timeline_add(struct pya_scan *s, const struct pya_trace_event *e) {
             .event = s->totals.n_events,
             .time_ns = e->time_ns,
             .min_bytes = s->allocated,
+            .max_event = s->totals.n_events + 1,
             .phase = scan_current_phase(s),
             .step = s->step,
         };
     }
     struct pya_scan_bin *bin = SCAN_ITEM(s->bins, struct pya_scan_bin, s->bins.n - 1);
-    bin->max_bytes = bin->max_bytes > s->allocated ? bin->max_bytes : s->allocated;
+    if (s->allocated > bin->max_bytes) {
+        bin->max_bytes = s->allocated;
+        bin->max_event = s->totals.n_events + 1;
+    }
     bin->min_bytes = bin->min_bytes < s->allocated ? bin->min_bytes : s->allocated;
     bin->reserved_bytes = bin->reserved_bytes > s->reserved ? bin->reserved_bytes : s->reserved;
     bin->last_bytes = s->allocated;
@@ -556,6 +561,7 @@ GETTER(told, struct pya_scan_told)
 GETTER(growths, struct pya_scan_growth)
 GETTER(pools, struct pya_scan_pool)
 GETTER(threads, struct pya_scan_thread)
+GETTER(stays, struct pya_scan_stay)
 
 const struct pya_scan_size *
 pya_scan_sizes(const struct pya_scan *scan) {
@@ -583,9 +589,10 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(moment->segments);
     }
     const struct scan_list *lists[] = {
-        &scan->bins,      &scan->phases, &scan->steps, &scan->stacks,   &scan->ooms,   &scan->notes,
-        &scan->moments,   &scan->copies, &scan->lives, &scan->segments, &scan->spans,  &scan->pools,
-        &scan->stackless, &scan->told,   &scan->held,  &scan->growths,  &scan->threads};
+        &scan->bins,    &scan->phases,  &scan->steps,     &scan->stacks, &scan->ooms,
+        &scan->notes,   &scan->moments, &scan->copies,    &scan->lives,  &scan->segments,
+        &scan->spans,   &scan->pools,   &scan->stackless, &scan->told,   &scan->held,
+        &scan->growths, &scan->threads, &scan->stays};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }
@@ -593,6 +600,7 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(scan->points[i]);
     }
     free(scan->table);
+    free(scan->stay_table);
     pya_trace_reader_destroy(scan->reader);
     free(scan);
 }

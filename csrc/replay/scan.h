@@ -1,5 +1,5 @@
 /* One pass over a trace file in bounded memory: totals, a timeline in bins, phases, steps, stacks, and what was alive at
- * chosen moments.  Floor 2.
+ * chosen moments, or by whom memory was held from one mark to another.  Floor 2.
  *
  * allocated = requests rounded to 512 and not yet given back; reserved = device memory taken and not yet returned, as
  * far as the trace tells.  A moment is the number of events applied.
@@ -30,6 +30,9 @@ struct pya_scan_settings {
     size_t n_moments;
     /* Not (0, 0): bins only of these events, and the largest blocks alive among them as spans. */
     uint64_t window_begin, window_end;
+    /* Ascending; moments of which only sums are kept (stays), so there may be more of them. */
+    const uint64_t *marks;
+    size_t n_marks;
     const struct pya_scan_range *ranges; /* ascending: of events to be told one by one */
     size_t n_ranges;
     /* A block is temporary that is freed before so many further requests of its device are made; 0: none is. */
@@ -39,10 +42,10 @@ struct pya_scan_settings {
     void *progress_arg;
 };
 
-/* max, min, last: of allocated within the bin. */
+/* max, min, last: of allocated within the bin; max_event: the moment of most. */
 struct pya_scan_bin {
     uint64_t event, time_ns; /* of its first event */
-    uint64_t max_bytes, min_bytes, last_bytes, reserved_bytes;
+    uint64_t max_bytes, min_bytes, last_bytes, reserved_bytes, max_event;
     uint32_t phase; /* text; 0: none */
     uint32_t step;  /* number + 1; 0: before the first */
 };
@@ -126,6 +129,14 @@ struct pya_scan_growth {
     bool is_known;  /* its stack or that request is */
 };
 
+/* Blocks that are alive at marks first to last and at no other, and have all this in common.  phase, free_phase and
+ * category: as a block's. */
+struct pya_scan_stay {
+    uint64_t bytes, n_blocks, stream, thread;
+    uint32_t stack, phase, free_phase, category, first, last;
+    int device;
+};
+
 /* As torch numbers it. */
 struct pya_scan_pool {
     uint64_t first, second;
@@ -188,6 +199,8 @@ const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size
 const struct pya_scan_block *pya_scan_spans(const struct pya_scan *scan, size_t *n);
 /* Of the whole trace, in the order of their ends; at most PYA_SCAN_SPANS, the smallest are left out. */
 const struct pya_scan_growth *pya_scan_growths(const struct pya_scan *scan, size_t *n);
+/* In no order; what lives between two marks is in none of them. */
+const struct pya_scan_stay *pya_scan_stays(const struct pya_scan *scan, size_t *n);
 /* The events of the ranges. */
 const struct pya_scan_told *pya_scan_told(const struct pya_scan *scan, size_t *n);
 /* At the end of the file: for texts and frames. */

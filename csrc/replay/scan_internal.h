@@ -20,6 +20,7 @@ struct scan_live {
     uint64_t request; /* its number among those of its device */
     uint32_t copy;    /* the last one, in scan.copies; SCAN_NONE: not copied */
     uint32_t next;    /* free list */
+    uint32_t mark;    /* the first that comes after its begin */
 };
 
 /* After a request: what was allocated, and what of it has turned out to be temporary. */
@@ -36,11 +37,13 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans, pools, stackless, told, held, growths, threads;
+        spans, pools, stackless, told, held, growths, threads, stays;
     uint64_t span_bytes, growth_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
     size_t table_size, n_live, n_pending;
+    uint32_t *stay_table; /* the same of stays */
+    size_t stay_size;
     uint64_t n_completed; /* frees */
     uint32_t free_live;
     uint64_t allocated, reserved;
@@ -67,7 +70,7 @@ struct pya_scan {
         uint64_t stream;
         int device;
     } streams[SCAN_STREAMS]; /* totals.n_streams of them */
-    size_t next_moment, next_range;
+    size_t next_moment, next_range, next_mark;
     const char *error;
 };
 
@@ -116,8 +119,13 @@ bool scan_moments_take(struct pya_scan *s);
 /* At the end: the copies of what was alive no longer find their blocks.  Of what was pending only that stays whose place
  * nothing else had. */
 void scan_moments_sort(struct pya_scan *s);
-/* What is still alive at the end becomes spans too. */
+/* What is still alive at the end becomes spans and stays too. */
 bool scan_spans_end(struct pya_scan *s);
+
+/* ---- scan_stays.c: who held memory from one mark to another ---- */
+
+/* It ends, or the trace does.  False: no host memory. */
+bool scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_phase);
 
 /* ---- scan_temporary.c: what is freed soon ---- */
 

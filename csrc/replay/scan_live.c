@@ -205,7 +205,9 @@ scan_spans_end(struct pya_scan *s) {
     for (size_t i = 0; i < s->table_size; i++) {
         const struct pya_scan_block *row =
             s->table[i] == 0 ? NULL : &SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1)->row;
-        if (row != NULL && !row->is_pending && !span_add(s, row, PYA_SCAN_NEVER, 0)) {
+        if (row != NULL && !row->is_pending &&
+            !(span_add(s, row, PYA_SCAN_NEVER, 0) &&
+              scan_stay_add(s, SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1), 0))) {
             return false;
         }
     }
@@ -245,7 +247,8 @@ block_end(struct pya_scan *s, size_t at) {
         kept->n_between = row->n_between;
         kept->free_phase = scan_current_phase(s);
     }
-    const bool is_kept = span_add(s, row, s->totals.n_events, scan_current_phase(s));
+    const bool is_kept = span_add(s, row, s->totals.n_events, scan_current_phase(s)) &&
+                         scan_stay_add(s, live, scan_current_phase(s));
     row->free_event = s->totals.n_events;
     row->free_phase = scan_current_phase(s);
     row->is_pending = true;
@@ -305,6 +308,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     live->row.module = s->n_modules == 0 ? 0 : s->modules[s->n_modules - 1];
     live->row.step = s->step;
     live->row.pool = s->routed[e->device];
+    live->mark = (uint32_t)s->next_mark;
     live->request = s->n_requests[e->device]++;
     stack_begin(stack, bytes);
     size_note(s, e->bytes, bytes);
@@ -471,6 +475,10 @@ scan_moments_sort(struct pya_scan *s) {
 bool
 scan_moments_take(struct pya_scan *s) {
     const struct pya_scan_settings *settings = s->settings;
+    while (s->next_mark < settings->n_marks &&
+           settings->marks[s->next_mark] <= s->totals.n_events) {
+        s->next_mark++;
+    }
     while (s->next_moment < settings->n_moments &&
            settings->moments[s->next_moment] <= s->totals.n_events) {
         s->next_moment++;

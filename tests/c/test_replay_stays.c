@@ -1,0 +1,208 @@
+/* Who held memory from one mark to another, against a model that knows all lives. */
+#include <unistd.h>
+
+#include "check.h"
+#include "fault.h"
+
+#include "replay/scan.h"
+
+enum { N_EVENTS = 4000, N_ADDRESSES = 64, N_DEVICES = 2, N_STACKS = 5, N_MARKS = 40 };
+
+static char path[] = "/tmp/pya-stays-XXXXXX";
+
+struct life {
+    uint64_t begin, end, bytes, thread;
+    uint32_t stack;
+    int device;
+};
+
+struct model {
+    struct life lives[N_EVENTS];
+    size_t n_lives;
+    size_t at[N_DEVICES][N_ADDRESSES]; /* index of what lives there + 1 */
+    uint64_t allocated[N_EVENTS + 1];  /* by moment */
+};
+
+static void
+life_end(struct model *model, int device, size_t address, uint64_t event) {
+    if (model->at[device][address] != 0) {
+        model->lives[model->at[device][address] - 1].end = event;
+        model->at[device][address] = 0;
+    }
+}
+
+static void
+event_make(struct model *model, uint64_t *rng, uint64_t event, struct pya_trace_event *e) {
+    const int device = (int)check_below(rng, N_DEVICES);
+    const size_t address = check_below(rng, N_ADDRESSES);
+    const bool is_alloc = check_below(rng, 2) == 0;
+    *e = (struct pya_trace_event){
+        .kind = is_alloc ? PYA_TRACE_ALLOC : PYA_TRACE_FREE,
+        .addr = (address + 1) << 20,
+        .device = device,
+        .time_ns = event};
+    life_end(model, device, address, event);
+    if (is_alloc) {
+        e->bytes = check_log_size(rng, 1, UINT64_C(1) << 33);
+        e->stack = (uint32_t)check_below(rng, N_STACKS);
+        e->thread = 1 + check_below(rng, 2);
+        model->lives[model->n_lives++] = (struct life){
+            event, PYA_SCAN_NEVER, pya_round_up(e->bytes, PYA_ALIGN), e->thread, e->stack, device};
+        model->at[device][address] = model->n_lives;
+    }
+}
+
+static void
+write_model(struct model *model, uint64_t *rng) {
+    struct pya_trace_writer *writer = NULL;
+    uint32_t name = 0;
+    uint32_t stacks[N_STACKS] = {0};
+    CHECK_OK(pya_trace_create(path, true, &writer));
+    CHECK_OK(pya_trace_string(writer, "work", 4, &name));
+    for (uint32_t i = 1; i < N_STACKS; i++) {
+        CHECK_OK(pya_trace_stack(writer, &(struct pya_trace_frame){0, name, name, i}, &stacks[i]));
+        CHECK_EQ(stacks[i], i);
+    }
+    for (uint64_t i = 0; i < N_EVENTS; i++) {
+        struct pya_trace_event e;
+        event_make(model, rng, i, &e);
+        CHECK_OK(pya_trace_write(writer, &e));
+    }
+    CHECK_OK(pya_trace_close(writer));
+}
+
+static bool
+is_alive(const struct life *life, uint64_t moment) {
+    return life->begin < moment && life->end >= moment;
+}
+
+/* Of a device, a stack and a thread what is alive at a mark. */
+static void
+check_mark(
+    const struct model *model, const struct pya_scan *scan, const uint64_t *marks, uint32_t mark) {
+    uint64_t of[N_DEVICES][N_STACKS][3] = {{{0}}};
+    uint64_t n_blocks = 0;
+    size_t n = 0;
+    const struct pya_scan_stay *stays = pya_scan_stays(scan, &n);
+    for (size_t i = 0; i < n; i++) {
+        const struct pya_scan_stay *p = &stays[i];
+        CHECK(p->first <= p->last && p->last < N_MARKS);
+        if (p->first <= mark && mark <= p->last) {
+            of[p->device][p->stack][p->thread] += p->bytes;
+            n_blocks += p->n_blocks;
+        }
+    }
+    for (size_t i = 0; i < model->n_lives; i++) {
+        const struct life *life = &model->lives[i];
+        if (is_alive(life, marks[mark])) {
+            of[life->device][life->stack][life->thread] -= life->bytes;
+            n_blocks--;
+        }
+    }
+    CHECK_EQ(n_blocks, 0);
+    for (size_t i = 0; i < sizeof of / sizeof(uint64_t); i++) {
+        CHECK_EQ((&of[0][0][0])[i], 0);
+    }
+}
+
+static void
+test_against_model(void) {
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        uint64_t rng = seed;
+        struct model *model = calloc(1, sizeof *model);
+        uint64_t marks[N_MARKS]; /* the first before all, two of one moment, the last at the end */
+        write_model(model, &rng);
+        for (uint64_t i = 0; i < N_MARKS; i++) {
+            marks[i] = i == 7 ? marks[6] : i * N_EVENTS / (N_MARKS - 1);
+        }
+        struct pya_scan *scan = NULL;
+        CHECK_OK(pya_scan_run(
+            path,
+            &(struct pya_scan_settings){
+                .device = -1, .n_bins = 2, .marks = marks, .n_marks = N_MARKS},
+            &scan));
+        for (uint32_t i = 0; i < N_MARKS; i++) {
+            check_mark(model, scan, marks, i);
+        }
+        size_t n = 0;
+        const struct pya_scan_stay *stays = pya_scan_stays(scan, &n);
+        for (size_t i = 0; i < n; i++) { /* what has all in common is one */
+            for (size_t k = 0; k < i; k++) {
+                struct pya_scan_stay other = stays[k];
+                other.bytes = stays[i].bytes;
+                other.n_blocks = stays[i].n_blocks;
+                CHECK(memcmp(&other, &stays[i], sizeof other) != 0);
+            }
+        }
+        pya_scan_destroy(scan);
+        free(model);
+    }
+}
+
+/* A bin knows the moment of its most. */
+static void
+test_moments_of_most(void) {
+    uint64_t rng = 3;
+    struct model *model = calloc(1, sizeof *model);
+    write_model(model, &rng);
+    struct pya_scan *scan = NULL;
+    const struct pya_scan_settings settings = {.device = -1, .n_bins = 10};
+    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    size_t n = 0;
+    const struct pya_scan_bin *bins = pya_scan_bins(scan, &n);
+    CHECK(n >= 10);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bytes = 0;
+        for (size_t k = 0; k < model->n_lives; k++) {
+            bytes += is_alive(&model->lives[k], bins[i].max_event) ? model->lives[k].bytes : 0;
+        }
+        CHECK_EQ(bins[i].max_bytes, bytes);
+        CHECK(bins[i].max_event > bins[i].event);
+        CHECK(i + 1 == n || bins[i].max_event <= bins[i + 1].event);
+    }
+    pya_scan_destroy(scan);
+    free(model);
+}
+
+static void
+test_no_host_memory(void) {
+    uint64_t rng = 5;
+    struct model *model = calloc(1, sizeof *model);
+    write_model(model, &rng);
+    free(model);
+    const uint64_t marks[] = {50, 500, 2000, 3999};
+    const struct pya_scan_settings settings = {
+        .device = -1, .n_bins = 2, .marks = marks, .n_marks = 4};
+    for (unsigned nth = 1;; nth++) {
+        const size_t live = fault_live();
+        struct pya_scan *scan = NULL;
+        fault_arm(nth);
+        const pya_status status = pya_scan_run(path, &settings, &scan);
+        const bool fired = fault_disarm();
+        pya_scan_destroy(scan);
+        if (!fired) {
+            CHECK_OK(status);
+            break;
+        }
+        CHECK(status != PYA_OK);
+        CHECK_EQ(fault_live(), live);
+    }
+}
+
+static const struct check_case cases[] = {
+    {"against_model", test_against_model},
+    {"moments_of_most", test_moments_of_most},
+    {"no_host_memory", test_no_host_memory},
+};
+
+int
+main(int argc, char **argv) {
+    const int fd = mkstemp(path);
+    if (fd < 0) {
+        return 1;
+    }
+    close(fd);
+    const int failed = check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+    unlink(path);
+    return failed;
+}
