@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, caveats, source
+from pyalloc import _core, caveats, source, stays
 from pyalloc.moments import Block, Moment, moments_of
 from pyalloc.source import Frame, Place
+from pyalloc.stays import Stay
 from pyalloc.told import Told, shown
 from pyalloc.units import MIB, size
 
@@ -136,6 +137,8 @@ class Analysis:
     told: list[
         Told
     ]  # events one by one: of that step, as far as few say all, and around the moments
+    marks: list[int]  # moments of which sums are known: who held memory from one to another
+    stays: list[Stay]
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
@@ -150,9 +153,15 @@ class Analysis:
 
     @classmethod
     def of(
-        cls, path: Path, first: _core.Scan, second: _core.Scan, at: list[int], window_end: int
+        cls,
+        path: Path,
+        first: _core.Scan,
+        second: _core.Scan,
+        at: list[int],
+        marks: list[int],
+        window_end: int,
     ) -> Analysis:
-        """From the pass that counted and the pass that looked at moments."""
+        """From the pass that counted and the pass that looked at moments and marks."""
         # The scan counts steps from 1 on; 0 is before the first.
         phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
         totals = first.totals()
@@ -175,6 +184,8 @@ class Analysis:
             window_bins=list(second.bins()),
             spans=sorted(map(Block._make, second.spans()), key=lambda b: b.alloc_event),
             told=list(shown(map(Told._make, second.told()))),
+            marks=marks,
+            stays=stays.of(second),
             growths=second.growths(),
         )
 
@@ -252,6 +263,27 @@ class Analysis:
         return (
             by_frames if by_frames == "workspace" else self._category_by_phase(block) or by_frames
         )
+
+    def stays_by_category(self) -> list[tuple[Stay, str]]:
+        """Each stay and what its blocks hold, as their category() says."""
+        workspaces = [b for b in self.peak.blocks if b.alloc_event in self.workspaces]
+        if len(workspaces) < len(self.workspaces):  # there may be very many at the end
+            end = self.moments[max(self.moments)]
+            workspaces = [b for b in end.blocks if b.alloc_event in self.workspaces]
+        found = [
+            (stays.over(block, self.marks)._replace(bytes=block.bytes, blocks=1), "workspace")
+            for block in workspaces
+        ]
+        known: dict[tuple[int, str, str, str], str] = {}
+        for stay in stays.without(self.stays, workspaces, self.marks):
+            key = stay[4:8]
+            if key not in known:  # long enough to be no temporary of forward
+                stack, phase, free_phase, category = key
+                known[key] = self.category(
+                    Block(0, 0, 0, -1, None, stack, category, phase, "", -1, free_phase, 0)
+                )
+            found.append((stay, known[key]))
+        return found
 
     def _category_by_phase(self, block: Block) -> str:
         if block.phase == "backward":
@@ -374,22 +406,23 @@ class Analysis:
 
     def by_stream(self, blocks: Iterable[Block]) -> list[Row]:
         """Bytes of what was asked for on each stream, largest first."""
+        return _rows((self.stream_name(block), block) for block in blocks)
+
+    def stream_name(self, of: Block | Stay) -> str:
+        """On which it was asked for."""
         several = len(self.totals["device_peak"]) > 1
-
-        def name(block: Block) -> str:
-            stream = f"stream {block.stream:#x}" if block.stream else "default stream"
-            return stream + f" of device {block.device}" * several
-
-        return _rows((name(block), block) for block in blocks)
+        stream = f"stream {of.stream:#x}" if of.stream else "default stream"
+        return stream + f" of device {of.device}" * several
 
     def by_thread(self, blocks: Iterable[Block]) -> list[Row]:
         """Bytes of what each thread asked for, largest first; nothing where the recording does not tell."""
         held = list(blocks)
         if not any(block.thread for block in held):
             return []
-        return _rows((self._thread_name(block.thread), block) for block in held)
+        return _rows((self.thread_name(block.thread), block) for block in held)
 
-    def _thread_name(self, thread: int) -> str:
+    def thread_name(self, thread: int) -> str:
+        """As the recording knows it."""
         if not thread:
             return "(in use before the recording)"
         name = self._threads.get(thread)

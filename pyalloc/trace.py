@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, asked, findings, pickles, ranges, ranked, source
+from pyalloc import _core, asked, findings, pickles, ranges, ranked, source, stays
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
@@ -322,7 +322,7 @@ def analyse(
         path: a trace or a snapshot.
         device: only this one; -1: all, summed.
         moments: so many more states evenly over the run, for a segment map that can be scrubbed, with the events around
-            them; fewer where very many blocks are alive at once.
+            them; fewer where very many blocks are alive at once. And a few hundred of which sums by stack are known.
         step: the one, or the first and the last, to be looked at block by block, or "all"; None: that of the peak.
         temporary: blocks are, before whose free at most so many further requests of their device come; None: none is.
         n_bins: resolution of the timeline.
@@ -339,17 +339,20 @@ def analyse(
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
         at = _interesting(first, totals, min(moments, most))
+        steps = [each[1] for each in first.steps()]
+        marks = stays.marks(first.bins(), steps, at, most) if moments else at
         window = _window(first, totals) if step is None else _steps(first, totals, step)
         second = _core.Scan(
             file,
             device=device,
             n_bins=_WINDOW_BINS,
             moments=at,
+            marks=marks,
             progress=progress,
             window=window,
             ranges=_told(totals, window, at) if moments else [],
         )
-        result = Analysis.of(path, first, second, at, window[1])
+        result = Analysis.of(path, first, second, at, marks, window[1])
         findings.look_for_all(result, file, device, progress)
         return result
 

@@ -13,14 +13,17 @@ from typing import Any, TypeVar
 
 from pyalloc import reserved, source
 from pyalloc.analysis import Advice, Analysis, Phase
-from pyalloc.moments import Moment
+from pyalloc.moments import Block, Moment
 from pyalloc.report import data, ranks
 from pyalloc.report.text import FOUND, MAKERS, out_of_memory, reserved_title
+from pyalloc.stays import Stay
 from pyalloc.units import size
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-_EVENTS = Path(__file__).with_name("events.js")
-_GROWTHS = Path(__file__).with_name("growths.js")
+_SCRIPTS = {
+    f"__{name.upper()}__": Path(__file__).with_name(f"{name}.js")
+    for name in ("marks", "flame", "growths", "events")
+}
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
@@ -33,12 +36,11 @@ _LEAST_ROWS = {
 _MAX_STACKS = 1500
 _MAX_FRAMES = 40  # of a stack: the innermost, and the program's own
 _MAX_FLAME = 600  # stacks of the peak
-_MAX_FLAME_BESIDE = 150  # of each other moment
+_MAX_STAYS = 6000
 _MAX_PHASES = 400
 _MAX_STEPS = 400
 _MAX_GROWTHS = 3000
 T = TypeVar("T")
-Sums = dict[tuple[int, str], tuple[int, int]]  # bytes and blocks by stack, or what it is without
 IDLE = 0  # index of idle memory in the palette
 IDLE_IN_POOL = "idle in private pools"
 PENDING = "freed, other streams work on it"
@@ -52,8 +54,7 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     content = content.replace("<", "\\u003c")
     parts = {
         "__TITLE__": html.escape(analysis.path.name),
-        "__GROWTHS__": _GROWTHS.read_text(encoding="utf-8"),
-        "__EVENTS__": _EVENTS.read_text(encoding="utf-8"),
+        **{name: path.read_text(encoding="utf-8") for name, path in _SCRIPTS.items()},
         "__DATA__": content,
     }
     # All at once: a part may hold another's name.
@@ -109,13 +110,12 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     summary = data.summary(analysis)
     names: list[str] = ["idle"]
     stacks = _Stacks(analysis)
-    peak_flame = _flame(_peak_sums(analysis), stacks, _MAX_FLAME)
+    origins: dict[tuple[str, str], int] = {}
+    peak_flame = _peak_flame(analysis, names, stacks, origins)
     window = _window(analysis, names, stacks)
-    moments = []
-    for _, moment in sorted(analysis.moments.items()):
-        is_peak = moment is analysis.peak
-        flame = peak_flame if is_peak else _flame(_sums(moment), stacks, _MAX_FLAME_BESIDE)
-        moments.append({**_map(analysis, moment, names, stacks), "flame": flame})
+    moments = [
+        _map(analysis, moment, names, stacks) for _, moment in sorted(analysis.moments.items())
+    ]
     origin = analysis.totals["first_ns"]
     tables = {
         key: [[row["name"], row["bytes"], row["blocks"]] for row in summary["peak"][field][:_TOP]]
@@ -158,6 +158,10 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "hasStacks": any(block.stack for block in analysis.peak.blocks),
         "window": window,
         "moments": moments,
+        "marks": [mark - 1 for mark in analysis.marks],
+        "peakFlame": peak_flame,
+        "stays": _stays(analysis, names, stacks, origins),
+        "origins": list(origins),
         "events": _events(analysis, stacks),
         "names": names,
         "replays": {
@@ -240,33 +244,71 @@ def _phase_sums(analysis: Analysis) -> list[list[Any]]:
     return list(sums.values())[:_TOP]
 
 
-def _sums(moment: Moment) -> Sums:
-    return {
-        (stack, "" if stack else f"{phase} (no stack)".lstrip()): (size, n)
-        for stack, phase, size, n in moment.stack_sums()
-    }
+def _origin(analysis: Analysis, of: Block | Stay, origins: dict[tuple[str, str], int]) -> int:
+    """Index of its thread and stream."""
+    key = analysis.thread_name(of.thread), analysis.stream_name(of)
+    return origins.setdefault(key, len(origins))
 
 
-def _peak_sums(analysis: Analysis) -> Sums:
-    """The same, with all that is known of blocks without a stack."""
+def _peak_flame(
+    analysis: Analysis, names: list[str], stacks: _Stacks, origins: dict[tuple[str, str], int]
+) -> list[list[int]]:
+    """The peak's stays, largest first, with all that is known of blocks without a stack; others as the last."""
     blocks = analysis.peak.blocks
-    sums: Sums = {}
+    at = analysis.marks.index(analysis.totals["peak_event"])
+    sums: dict[tuple[int, str, int, int], list[int]] = {}
     for block, label in zip(blocks, analysis.labels(blocks), strict=True):
-        key = (block.stack, "" if block.stack else label)
-        size, n = sums.get(key, (0, 0))
-        sums[key] = size + block.bytes, n + 1
-    return sums
-
-
-def _flame(sums: Sums, stacks: _Stacks, limit: int) -> list[list[int]]:
-    """[stack, bytes, blocks] of a moment, largest first; what is beyond the limit is the last one's."""
+        category = _index(names, analysis.category(block))
+        key = block.stack, "" if block.stack else label, category, _origin(analysis, block, origins)
+        row = sums.setdefault(key, [0, 0])
+        row[0] += block.bytes
+        row[1] += 1
     ordered = sorted(sums.items(), key=lambda item: -item[1][0])
-    found = [[stacks.number(*key), *row] for key, row in ordered[:limit]]
-    rest = [row for _, row in ordered[limit:]]
-    if rest:
-        label = f"{len(rest)} smaller stacks"
-        found.append([stacks.number(0, label), sum(r[0] for r in rest), sum(r[1] for r in rest)])
-    return found
+    found = [
+        [at, at, *row, stacks.number(stack, label), category, origin]
+        for (stack, label, category, origin), row in ordered[:_MAX_FLAME]
+    ]
+    rest = [(at, at, *row, key[2], key[3]) for key, row in ordered[_MAX_FLAME:]]
+    return [*found, *_smaller(rest, stacks)]
+
+
+def _stays(
+    analysis: Analysis, names: list[str], stacks: _Stacks, origins: dict[tuple[str, str], int]
+) -> list[list[int]]:
+    """[first mark, last, bytes, blocks, stack, category, origin], those with most over the marks first."""
+    known = [
+        (stay, _index(names, category), _origin(analysis, stay, origins))
+        for stay, category in analysis.stays_by_category()
+    ]
+    known.sort(key=lambda row: -row[0].bytes * (row[0].last - row[0].first + 1))
+    found = []
+    for stay, category, origin in known[:_MAX_STAYS]:
+        number = stacks.number(stay.stack, _nameless(analysis, stay))
+        found.append([*stay[:4], number, category, origin])
+    rest = [(*stay[:4], category, origin) for stay, category, origin in known[_MAX_STAYS:]]
+    return [*found, *_smaller(rest, stacks)]
+
+
+def _nameless(analysis: Analysis, stay: Stay) -> str:
+    """What a stay without a stack is called."""
+    if stay.stack:
+        return ""
+    known = analysis.nameless(0, stay.phase)
+    return known if "backward" in known else f"{stay.phase} {known}".lstrip()
+
+
+def _smaller(rest: Sequence[tuple[int, ...]], stacks: _Stacks) -> list[list[int]]:
+    """Stays without a stack of their own, those of the same marks together."""
+    sums: dict[tuple[int, ...], list[int]] = {}
+    for first, last, n_bytes, n_blocks, category, origin in rest:
+        row = sums.setdefault((first, last, category, origin), [0, 0])
+        row[0] += n_bytes
+        row[1] += n_blocks
+    number = stacks.number(0, "smaller stacks") if rest else -1
+    return [
+        [first, last, *row, number, category, origin]
+        for (first, last, category, origin), row in sums.items()
+    ]
 
 
 def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, Any]:

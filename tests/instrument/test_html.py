@@ -201,7 +201,7 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         page.value(f"{point}('blocks', 0.31, 0.4, 'click')")
         assert "work" in page.value("document.getElementById('blocks-stack').textContent")
         page.value("$('scrub').value = peakAt; scrubbed()")
-        assert page.value("$('flame-title').textContent") == "Flame graph of the peak"
+        assert page.value("$('flame-title').textContent") == "Flame graph of the peak: 18.0 MiB"
         assert "18.0 MiB, 100.0 % of what is allocated, 8 blocks" in page.value(
             f"{point}('flame', 0.5, 0.75, 'mousemove')"
         )

@@ -1,0 +1,88 @@
+// ---- flame graph of the moment chosen, or of the range ----
+const ROW = 19;
+let zoomed = [], cells = [], sought = "";
+function tree() {
+  const foreign = $("foreign").checked, apart = { threads: 0, streams: 1 }[$("apart").value];
+  const node = (name, foreign) => ({ name, bytes: 0, blocks: 0, foreign, found: 0, children: new Map() });
+  const root = node("all", 0);
+  for (const [, , bytes, n, stack, , origin] of flameRows()) {
+    const all = stack < 0 ? [] : D.stacks[stack], last = leaf(all);
+    const own = all.filter((f, i) => foreign || !D.frames[f][1] || i === last).map(f => D.frames[f]);
+    if ($("inverted").checked) own.reverse();
+    if (apart !== undefined) own.unshift([D.origins[origin][apart], 0]);
+    const found = sought && own.some(f => isSought(f[0])) ? bytes : 0;
+    let at = root;
+    for (const f of [null, ...own]) {
+      if (f) {
+        if (!at.children.has(f[0])) at.children.set(f[0], node(...f));
+        at = at.children.get(f[0]);
+      }
+      at.bytes += bytes; at.blocks += n; at.found += found;
+    }
+  }
+  return root;
+}
+const isSought = name => sought.split(/\s+/).every(word => name.toLowerCase().includes(word));
+const depthOf = node => 1 + Math.max(0, ...[...node.children.values()].map(depthOf));
+const bySize = node => [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
+const nBlocks = n => `${n.toLocaleString()} block${n === 1 ? "" : "s"}`;
+function hue(name) { let h = 0; for (const c of name.split(" ")[0]) h = (h * 31 + c.charCodeAt(0)) % 60; return h; }
+function flame() {
+  const root = tree();
+  $("flame-title").textContent = `${flameTitle()}: ${size(root.bytes)}`;
+  $("found-text").textContent = sought ? `${size(root.found)} (${(100 * root.found / Math.max(1, root.bytes)).toFixed(1)} %) by stacks with it` : "";
+  let node = root;
+  for (const name of zoomed) { const next = node.children.get(name); if (!next) break; node = next; }
+  const canvas = $("flame");
+  canvas.dataset.height = Math.min(60, depthOf(node) + (node === root ? 0 : 1)) * ROW;
+  const [g, width] = pen(canvas);
+  cells = []; g.font = "11px system-ui"; g.textBaseline = "middle";
+  const cell = (item, x, y, w, path) => {
+    if (w < .6) return;
+    const isTop = item === root || path.length === 0, isFound = sought && !isTop && isSought(item.name);
+    g.globalAlpha = sought && !isTop && !isFound ? .3 : 1;
+    g.fillStyle = isFound ? PALETTE[4] : item.foreign ? css("--idle") : isTop ? css("--line") : `hsl(${18 + hue(item.name)} 82% 62%)`;
+    g.fillRect(x, y, Math.max(w - .6, .4), ROW - 1);
+    g.globalAlpha = 1;
+    cells.push([x, y, w, item, path]);
+    if (w > 34) { g.save(); g.beginPath(); g.rect(x, y, w - 4, ROW); g.clip(); g.fillStyle = isFound ? "#fff" : item.foreign || isTop || sought ? css("--ink") : "#221403"; g.fillText(`${item.name}  ${size(item.bytes)}`, x + 4, y + ROW / 2); g.restore(); }
+  };
+  const draw = (item, x, y, w, path) => {
+    cell(item, x, y, w, path);
+    let at = x;
+    for (const child of bySize(item)) {
+      const part = w * child.bytes / Math.max(1, item.bytes);
+      if (part >= .6) draw(child, at, y + ROW, part, [...path, child.name]);
+      at += part;
+    }
+  };
+  if (node === root) draw(root, 0, 0, width, []);
+  else { cell(root, 0, 0, width, []); draw(node, 0, ROW, width, zoomed); }
+}
+function cellAt(event) {
+  const box = $("flame").getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+  return cells.find(c => x >= c[0] && x < c[0] + c[2] && y >= c[1] && y < c[1] + ROW);
+}
+$("flame").addEventListener("mousemove", event => {
+  const c = cellAt(event), of = anchor < 0 ? "what is allocated" : "what is shown";
+  showTip(event, c ? `${c[3].name}\n${size(c[3].bytes)}, ${(100 * c[3].bytes / Math.max(1, cells[0][3].bytes)).toFixed(1)} % of ${of}, ${nBlocks(c[3].blocks)}` : "");
+});
+$("flame").addEventListener("click", event => { const c = cellAt(event); if (c) { zoomed = c[4]; flame(); } });
+$("flame").addEventListener("keydown", event => {
+  let over = null, node = tree();
+  for (const name of zoomed) { const next = node.children.get(name); if (!next) break; over = node; node = next; }
+  const beside = over ? bySize(over) : [node], step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const down = bySize(node)[0];
+  if (event.key === "ArrowDown") { if (down) { zoomed = [...zoomed, down.name]; node = down; } }
+  else if (event.key === "ArrowUp" || event.key === "Escape") { zoomed = event.key === "Escape" ? [] : zoomed.slice(0, -1); node = zoomed.length ? over : null; }
+  else if (step) { node = beside[Math.min(beside.length - 1, Math.max(0, beside.indexOf(node) + step))]; if (over) zoomed = [...zoomed.slice(0, -1), node.name]; }
+  else return;
+  event.preventDefault();
+  $("flame-at").textContent = node && zoomed.length ? `${node.name}: ${size(node.bytes)}, ${nBlocks(node.blocks)}` : "";
+  flame();
+});
+$("flame-section").hidden = !D.hasStacks;
+$("foreign").onchange = $("inverted").onchange = $("apart").onchange = () => { zoomed = []; flame(); };
+$("sought").oninput = () => { sought = $("sought").value.trim().toLowerCase(); flame(); };
+["threads", "streams"].forEach((kind, i) => { if (new Set(D.origins.map(o => o[i])).size > 1) add($("apart"), "option", kind).value = kind; });
+$("apart").parentElement.hidden = $("apart").children.length < 2;
