@@ -11,9 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from dry_support import python_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 ROOT = Path(__file__).parent.parent.parent
+PROGRAM = "examples/seq2seq.py"
 MIB = 2**20
 
 
@@ -28,7 +30,8 @@ def dryrun(allocator: str, memory: str, *arguments: str) -> subprocess.Completed
         "--memory",
         memory,
     ]
-    program = [sys.executable, "examples/seq2seq.py", "--steps", "3", *arguments]
+    python = python_for((ROOT / PROGRAM).read_text(), dryrun=True)
+    program = [python, PROGRAM, "--steps", "3", *arguments]
     return subprocess.run(
         [*command, *program], cwd=ROOT, capture_output=True, text=True, check=False
     )
