@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from pyalloc import source
-from pyalloc.analysis import Advice, Analysis, layers_of
+from pyalloc.analysis import Advice, Analysis
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
 from pyalloc.units import size
 
 T = TypeVar("T")
 _SHARE = 0.15  # of the peak: saving less is not worth doing it all again
+_CLEARLY = 1.25
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
     "transformers": "model.gradient_checkpointing_enable()",
     "diffusers": "model.enable_gradient_checkpointing()",
@@ -38,22 +39,10 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
         and not 0 <= b.step < step - 1  # their backward was long ago: something else keeps them
         and b.stack not in done
     ]
-    least = peak.allocated_bytes * _SHARE
-    layers: dict[str, dict[str, list[Block]]] = {}
-    for block in held:
-        family = layers_of(block.module)
-        if family:
-            layer = block.module.split(".")[family.count(".")]
-            layers.setdefault(family, {}).setdefault(layer, []).append(block)
-    for family, members in layers.items():
-        if len(members) == 1 or sum(b.bytes for blocks in members.values() for b in blocks) < least:
-            continue
-        inner = family.count(".")
-        has_inner = any(_depth(b.module) > inner for blocks in members.values() for b in blocks)
-        if has_inner or len(members) >= 4:
-            held = [block for block in held if layers_of(block.module) != family]
-            made = _of_layers if has_inner else _of_sequence
-            yield from made(family, list(members.values()), analysis)
+    found = list(_of_families(held, peak.allocated_bytes * _SHARE, analysis))
+    yield from _outermost_that_help(found)
+    taken = {block for _, blocks in found for block in blocks}
+    held = [block for block in held if block not in taken]
     functions: dict[str, list[Block]] = {}
     for block in held:
         where = source.inside(analysis.frames(block.stack)) or analysis.place(block.stack)
@@ -65,6 +54,53 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
             yield from _of_sequence("*", [[block] for block in of_sequence], analysis)
         elif len(blocks) >= 4:
             yield from _of_function(name, blocks, held, analysis)
+
+
+def _of_families(
+    held: list[Block], least: float, analysis: Analysis
+) -> Iterator[tuple[Advice | None, list[Block]]]:
+    """Of numbered modules that hold so much, the outermost first: layers, layers of a model in a sequence."""
+    families: dict[str, dict[str, list[Block]]] = {}
+    for block in held:
+        for family, layer in _numbered(block.module):
+            families.setdefault(family, {}).setdefault(layer, []).append(block)
+    for family in sorted(families, key=lambda family: family.count("*")):
+        members = families[family]
+        blocks = [block for each in members.values() for block in each]
+        if len(members) == 1 or sum(block.bytes for block in blocks) < least:
+            continue
+        inner = family.count(".")
+        has_inner = any(_depth(block.module) > inner for block in blocks)
+        parents = {layer.rpartition(".")[0] for layer in members}
+        name = f"{parents.pop()}.*".lstrip(".") if len(parents) == 1 else family
+        if has_inner:
+            yield next(_of_layers(name, list(members.values()), analysis), None), blocks
+        elif len(members) >= 4 and not parents:  # of one sequence
+            yield next(_of_sequence(name, list(members.values()), analysis), None), blocks
+
+
+def _numbered(module: str) -> Iterator[tuple[str, str]]:
+    """`*` and `0`, `*.blocks.*` and `0.blocks.3` of `0.blocks.3.mlp`: where the modules lie that are numbered."""
+    parts = module.partition(".parametrizations.")[0].split(".")
+    for i, part in enumerate(parts, 1):
+        if part.isdecimal():
+            family = ("*" if each.isdecimal() else each for each in parts[:i])
+            yield ".".join(family), ".".join(parts[:i])
+
+
+def _outermost_that_help(found: list[tuple[Advice | None, list[Block]]]) -> Iterator[Advice]:
+    """Inner ones in place of those around them only where they save clearly more."""
+    helping = [(made, set(blocks)) for made, blocks in found if made is not None]
+    while helping:
+        made, blocks = helping.pop(0)
+        within = [each for each, others in helping if others & blocks]
+        if all(_saved(each) <= _CLEARLY * _saved(made) for each in within):
+            helping = [(each, others) for each, others in helping if not others & blocks]
+            yield made
+
+
+def _saved(made: Advice) -> int:
+    return made.saved_bytes or 0
 
 
 def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:

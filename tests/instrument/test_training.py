@@ -187,12 +187,20 @@ RETAINED = (
             {"PASS": "model(x)"},
             {"PASS": "checkpoint_sequential(model, 2, x, use_reentrant=False)"},
         ),
+        (
+            "checkpoint",
+            TWICE.replace("MODEL", "nn.Sequential(Net(), nn.Linear(512, 64))").replace(
+                "PASS", "model(x)"
+            ),
+            {"CALL": "layer(x)"},
+            {"CALL": "checkpoint(layer, x, use_reentrant=False)"},
+        ),
         ("loaded", LOADED, {"WHERE": ""}, {"WHERE": ', map_location="cpu"'}),
         ("stale", RETAINED, {"RETAIN": "retain_graph=True"}, {"RETAIN": ""}),
     ],
     ids=[
         *("zero_grad", "foreach", "logits", "one_backward", "checkpoint", "called_twice"),
-        *("spectral_norm", "loaded", "stale"),
+        *("spectral_norm", "in_a_sequence", "loaded", "stale"),
     ],
 )
 def test_the_peak_falls_as_said(
