@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyalloc import _core
+from pyalloc import _core, source
 from pyalloc.analysis import Analysis
 from pyalloc.convert import ALLOCATED, KINDS, PENDING, Pool, Range, cut
 from pyalloc.moments import Block, moments_of
@@ -96,19 +96,19 @@ def events(file: Path) -> Iterator[tuple[Event, _core.TraceReader]]:
 
 
 def _frames(reader: _core.TraceReader, stack: int) -> list[dict[str, Any]]:
-    """Frames as torch has them, innermost first."""
-    frames: list[dict[str, Any]] = []
+    """Frames as torch has them, innermost first; those of the program."""
+    frames: list[source.Frame] = []
     at = stack
     while at:
         frame = reader.frame(at)
         if frame is None:
             break
-        name, file = reader.text(frame[1]) or "?", reader.text(frame[2]) or "?"
-        frames.append({"name": name, "filename": file, "line": frame[3]})
+        frames.append((reader.text(frame[1]) or "?", reader.text(frame[2]) or "?", frame[3]))
         if frame[0] >= at:  # a caller is always defined before: this file is damaged
             break
         at = frame[0]
-    return frames
+    kept = source.without_bootstrap(frames)
+    return [{"name": name, "filename": file, "line": line} for name, file, line in kept]
 
 
 def to_torch(

@@ -199,6 +199,22 @@ def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
         assert row == [str(i), *(str(cells[field]) for field in header[1:])]
 
 
+@pytest.mark.parametrize("to", ["csv", "torch"])
+def test_stacks_of_a_dry_run_are_the_programs(plan: Plan, tmp_path: Path, to: str) -> None:
+    """In a dry run some kernels are Python of pyalloc's."""
+    own, way = "/lib/pyalloc/_bootstrap/following.py", "/lib/torch/_ops.py"
+    stack = 0
+    for name, file in (("main", "/home/me/train.py"), ("__call__", way), ("call", own)):
+        stack = plan.writer.stack(stack, plan.writer.string(name), plan.writer.string(file), 7)
+    plan.event("segment_alloc", addr=1 << 21, bytes=1 << 21, stack=stack)
+    plan.event("alloc", addr=1 << 21, bytes=512, stack=stack)
+    path, target = plan.done(), tmp_path / "out"
+    pyalloc("export", path, "--to", to, "-o", target)
+    content = target.read_bytes()
+    assert b"/home/me/train.py" in content
+    assert b"_bootstrap" not in content and b"_ops.py" not in content
+
+
 def test_lines_are_made_of_columns_and_cells_that_fit() -> None:
     columns = (b"\1", b"\0", *[b"\0" * 8] * 6, *[b"\0" * 4] * 2)
     assert _core.csv_lines(7, columns, {}, {}) == b"7,alloc,0,0,0,0,0,0,0,,\r\n"
