@@ -6,9 +6,11 @@ Levels, defaults and errors are torch's: torch.cuda.memory._record_memory_histor
 from __future__ import annotations
 
 import logging
+import operator
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from pyalloc import _core
@@ -75,7 +77,7 @@ def record(original: Callable[..., Any], *given: Any) -> None:
         return
     values = given + _DEFAULTS[len(given) :]
     enabled, context, stacks, max_entries, clear, _, _, skip_actions, _, record_cuda = values[:10]
-    skip_mask = _skip_mask(skip_actions or ())
+    skip_mask = _skip_mask(skip_actions)
     _ask(original, *given)
     if not record_cuda:
         return
@@ -86,13 +88,17 @@ def record(original: Callable[..., Any], *given: Any) -> None:
     _start(_LEVELS[context], entries, skip_mask, stacks == "all", clear)
 
 
-def _skip_mask(names: Collection[str]) -> int:
+def _skip_mask(names: Any) -> int:
     """Of a history that leaves these actions out.
 
     Raises:
         AllocatorError: there is no such action, in torch's own words.
     """
-    if isinstance(names, str) or not all(isinstance(name, str | bytes) for name in names):
+    if (
+        isinstance(names, str)
+        or not isinstance(names, Iterable)
+        or not all(isinstance(name, str | bytes) for name in names)
+    ):
         return 0  # torch, asked next, refuses them
     unknown = [name for name in names if name not in TORCHS]
     if unknown:
@@ -117,7 +123,7 @@ def record_legacy(
         *newer,
         *(False, *_NEWER_DEFAULTS)[len(newer) :],
     )[:6]
-    skip_mask = _skip_mask(skip_actions or ())
+    skip_mask = _skip_mask(skip_actions)
     _ask(
         original,
         enabled,
@@ -139,7 +145,7 @@ def record_legacy(
 def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bool) -> None:
     if clear:
         _forget()
-    _core.history_start(level, True, max_entries, skip_mask | _OURS, native)
+    _core.history_start(level, True, operator.index(max_entries), skip_mask | _OURS, native)
     _history.enabled, _history.level = True, level
 
 
@@ -160,6 +166,8 @@ def snapshot(
     config: the settings of the installation, which are told too.
     """
     context = getattr(torch.cuda, "MemPoolContext", None)  # before torch 2.8
+    if wanted is not None:
+        _check_wanted(wanted)
     asked = _pool_in_use(context) if wanted is None else wanted[:2]
     pool = None if tuple(asked) == (0, 0) else (int(asked[0]), int(asked[1]))
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
@@ -175,6 +183,21 @@ def snapshot(
         option.name: option.value for option in config.options
     }
     return result
+
+
+def _check_wanted(wanted: Any) -> None:
+    """Raises what torch raises, in its own words, where that is no pool's number[, include_traces]."""
+    if not isinstance(wanted, tuple):
+        raise AllocatorError("Expected tuple or None")
+    if len(wanted) not in (2, 3):
+        raise AllocatorError("Expected tuple of size 2 or 3")
+    for number in wanted[:2]:
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise AllocatorError("mempool_id elements must be integers")
+        if not -(2**63) <= int(number) < 2**63:
+            raise ValueError("Overflow when unpacking long long")
+    if not all(isinstance(each, bool) for each in wanted[2:]):
+        raise AllocatorError("include_traces must be a boolean")
 
 
 def _pool_in_use(context: Any) -> tuple[int, int]:
@@ -211,6 +234,10 @@ def annotate(address: int, text: str | bytes | bytearray) -> None:
 
 def traceback_of(address: int) -> list[dict[str, Any]] | None:
     """torch._C._cuda_allocationTraceback: who allocated the live block at this address."""
+    if not isinstance(address, int):
+        raise TypeError("an integer is required")
+    if address >= 2**64:
+        raise OverflowError("Python int too large to convert to C unsigned long")
     if not _history.enabled or _history.level == 0:
         return None
     return _core.traceback(address) or None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import mmap
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,9 @@ def _lacking_keys(torch_file: str) -> frozenset[str]:
 _found: set[int] = set()  # devices CUDA has: it does not lose them
 
 
+_N_INDICES = 2**7  # of torch's type for them, and as many below 0
+
+
 def _existing(torch: Any, device: int) -> int:
     """The device's number; a wrong one raises, as torch's own does, where the heap knows nothing of unused devices."""
     if device in _found:
@@ -92,6 +97,21 @@ def _existing(torch: Any, device: int) -> int:
     if torch.cuda.is_initialized():
         _found.add(device)
     return device
+
+
+def _asked(torch: Any, device: Any, function: str) -> int:
+    """The same for torch.cuda's functions, which take whole numbers alone, numpy's too, but no bool."""
+    if isinstance(device, bool) or not isinstance(device, Integral):
+        raise AllocatorError(f"invalid argument to {function}")
+    return _existing(torch, int(device))
+
+
+def _indexed(torch: Any, device: Any) -> int:
+    """The same for torch.accelerator's, which take what can be a number of eight bits."""
+    index = operator.index(device)
+    if not -_N_INDICES <= index < _N_INDICES:
+        raise TypeError(f"incompatible function arguments: {index} is no number of a device")
+    return _existing(torch, index)
 
 
 def memory_stats(torch: Any, device: int) -> Nested:
@@ -119,12 +139,18 @@ def _cuda_functions(torch: Any, config: Config) -> dict[str, Callable[..., Any]]
         for name in ("memorySnapshot", "record_memory_history", "record_memory_history_legacy")
     }
     return {
-        "memoryStats": lambda device: memory_stats(torch, device),
-        "resetPeakMemoryStats": lambda device: _core.reset_peak(_existing(torch, device)),
-        "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(
-            _existing(torch, device)
+        "memoryStats": lambda device: memory_stats(
+            torch, _asked(torch, device, "memory_allocated")
         ),
-        "getMemoryFraction": lambda device: _core.get_fraction(_existing(torch, device)),
+        "resetPeakMemoryStats": lambda device: _core.reset_peak(
+            _asked(torch, device, "reset_peak_memory_stats")
+        ),
+        "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(
+            _asked(torch, device, "reset_accumulated_memory_stats")
+        ),
+        "getMemoryFraction": lambda device: _core.get_fraction(
+            _existing(torch, operator.index(device))
+        ),
         "memorySnapshot": lambda wanted=None: history.snapshot(
             torch, own["memorySnapshot"], config, wanted
         ),
@@ -145,7 +171,7 @@ def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:
     return {
         "isAllocatorInitialized": lambda: bool(torch.cuda.is_initialized()),
         "emptyCache": lambda: _core.empty_cache(),
-        "getDeviceStats": lambda device: _core.nested_stats(_existing(torch, device), _NEWER_KEYS),
-        "resetPeakStats": lambda device: _core.reset_peak(_existing(torch, device)),
-        "resetAccumulatedStats": lambda device: _core.reset_accumulated(_existing(torch, device)),
+        "getDeviceStats": lambda device: _core.nested_stats(_indexed(torch, device), _NEWER_KEYS),
+        "resetPeakStats": lambda device: _core.reset_peak(_indexed(torch, device)),
+        "resetAccumulatedStats": lambda device: _core.reset_accumulated(_indexed(torch, device)),
     }
