@@ -88,12 +88,18 @@ def _lines(n: int) -> list[dict[str, Any]]:
                 row[0] += block["size"]
                 row[1] += 1
     ordered = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
-    found = [{"name": name, "bytes": row[0], "blocks": row[1]} for name, row in ordered[:n]]
-    rest = [row for _, row in ordered[n:]]
-    if rest:
-        both = [sum(column) for column in zip(*rest, strict=True)]
-        found.append({"name": f"{len(rest)} more", "bytes": both[0], "blocks": both[1]})
-    return found
+    return shortened(
+        [{"name": name, "bytes": row[0], "blocks": row[1]} for name, row in ordered], n
+    )
+
+
+def shortened(lines: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
+    """The first of them; what is left over as the last."""
+    rest = lines[n:]
+    if not rest:
+        return lines
+    both = {key: sum(row[key] for row in rest) for key in ("bytes", "blocks")}
+    return [*lines[:n], {"name": f"{len(rest)} more", **both}]
 
 
 def serve() -> Path | None:

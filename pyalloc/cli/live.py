@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import shutil
 import sys
 import time
+from typing import Any
 
-from pyalloc import console, live
+from pyalloc import console, keyboard, live
 from pyalloc.errors import UsageError
-from pyalloc.report.live import screen
+from pyalloc.report.live import ORDERS, View, screen, watched
+
+_N_LINES = 8  # that a key brings
+_ALL_LINES = 10_000  # which of them have changed most is seen here
 
 
 class Command:
@@ -20,7 +26,9 @@ class Command:
 
     pyalloc live PID [--interval 1] [--count N] [--lines 8]
 
-    Ctrl-C ends it; the process goes on.
+    On a terminal keys do what the last line says: q or Ctrl-C ends it, and the process goes on; space stops asking; l
+    shows the lines of the program that hold most, s sorts them by bytes, blocks or change, c lets changes count from
+    now on.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -51,6 +59,8 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Ends well when the process does."""
+        if not args.json and not args.count and console.has_color() and sys.stdin.isatty():
+            return _Watch(args).run()
         history: list[int] = []
         shown = 0
         while args.count == 0 or shown < args.count:
@@ -67,14 +77,87 @@ class Command:
             if args.json:
                 print(json.dumps(figures), flush=True)
                 continue
-            devices = figures["devices"].values()
-            history.append(sum(d["allocated_bytes.all.current"] for d in devices))
+            history.append(_allocated(figures))
             if console.has_color() and shown > 1:
                 sys.stdout.write("\x1b[H\x1b[J")
             print(console.printable(screen(figures, history)), flush=True)
         if not args.json:
             print(f"next: pyalloc stats {args.pid}", file=sys.stderr)
         return 0
+
+
+def _allocated(figures: dict[str, Any]) -> int:
+    return sum(device["allocated_bytes.all.current"] for device in figures["devices"].values())
+
+
+class _Watch:
+    """On a terminal, with keys."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.view = View(args.lines)
+        self.history: list[int] = []
+        self.figures: dict[str, Any] = {}
+
+    def run(self) -> int:
+        """Ends with a key, or when the process does; the last that was seen stays."""
+        self._look()
+        try:
+            with keyboard.screen():
+                has_ended = self._go_on()
+        except KeyboardInterrupt:  # the usual way
+            has_ended = False
+        print(console.printable(screen(self._last(), self.history)))
+        if has_ended:
+            print(f"process {self.args.pid} has ended")
+        console.tell(argparse.Namespace(quiet=False), f"next: pyalloc stats {self.args.pid}")
+        return 0
+
+    def _go_on(self) -> bool:
+        """True: the process has ended."""
+        until = time.monotonic() + self.args.interval
+        while True:
+            height = shutil.get_terminal_size().lines
+            text = watched(self.figures, self.history, self.view, height)
+            keyboard.show(console.printable(text))
+            key = keyboard.key(math.inf if self.view.is_paused else until)
+            if key in ("q", None):
+                return False
+            if key and not self._press(key):
+                continue
+            try:
+                self._look()
+            except UsageError:
+                return True
+            until = time.monotonic() + self.args.interval
+
+    def _look(self) -> None:
+        self.figures = live.ask(self.args.pid, _ALL_LINES if self.view.n_lines else 0)
+        self.history.append(_allocated(self.figures))
+
+    def _press(self, key: str) -> bool:
+        """Is the process to be asked at once?"""
+        view = self.view
+        if key == " ":
+            view.is_paused = not view.is_paused
+            return not view.is_paused
+        if key == "l":
+            view.n_lines = 0 if view.n_lines else self.args.lines or _N_LINES
+            return view.n_lines > 0
+        if key == "s":
+            view.order = ORDERS[(ORDERS.index(view.order) + 1) % len(ORDERS)]
+        elif key == "c":
+            view.before = view.held
+        elif key in "+-" and view.n_lines:
+            view.n_lines = max(1, view.n_lines + (1 if key == "+" else -1))
+        return False
+
+    def _last(self) -> dict[str, Any]:
+        """With as many lines as were seen."""
+        lines, n = self.figures.get("lines"), self.view.n_lines
+        if not lines or not n:
+            return {key: value for key, value in self.figures.items() if key != "lines"}
+        return {**self.figures, "lines": live.shortened(lines, n)}
 
 
 def _seconds(text: str) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyalloc.analysis import Row
-from pyalloc.report.text import clip, rows, wrapped
+from pyalloc.report.text import clip, hung, rows, wrapped
 from pyalloc.units import size
 
 _BAR = 40
@@ -14,6 +15,56 @@ _NO_STACKS = (
     "which lines hold it is not known: `pyalloc attach` or `pyalloc run --record`, or the program's own call of "
     "torch.cuda.memory._record_memory_history(), keeps stacks"
 )
+
+
+ORDERS = ("bytes", "blocks", "change")
+
+
+@dataclass
+class View:
+    """What somebody who watches has chosen by keys.
+
+    n_lines: of the program, shown at most, 0: none; before: bytes of each line when changes began to count.
+    """
+
+    n_lines: int = 0
+    order: str = ORDERS[0]
+    is_paused: bool = False
+    before: dict[str, int] | None = None
+    held: dict[str, int] = field(default_factory=dict)  # the same at the latest look
+
+
+def watched(figures: dict[str, Any], history: list[int], view: View, height: int) -> str:
+    """The same as screen() with what keys do, in so many lines of a terminal at most."""
+    told = {key: value for key, value in figures.items() if key != "lines"}
+    lines = screen(told, history).split("\n")
+    keys = f"q quit, space {'go on' if view.is_paused else 'pause'}, l {'no ' * bool(view.n_lines)}lines"
+    if view.n_lines and figures.get("lines") is None:
+        lines += wrapped(_NO_STACKS).split("\n")
+    elif view.n_lines:
+        lines += _sorted(figures["lines"], view)
+        keys += f", + - more or fewer, s by {view.order}, c count anew"
+    return "\n".join([*lines[: height - 2], "", keys])
+
+
+def _sorted(lines: list[dict[str, Any]], view: View) -> list[str]:
+    """Who holds it, in the order wanted."""
+    view.held = {row["name"]: row["bytes"] for row in lines}
+    before = view.before = view.held if view.before is None else view.before
+    gone = [{"name": name, "bytes": 0, "blocks": 0} for name in before if name not in view.held]
+    table = [(row, row["bytes"] - before.get(row["name"], 0)) for row in [*lines, *gone]]
+    table.sort(
+        key=lambda each: abs(each[1]) if view.order == "change" else each[0][view.order],
+        reverse=True,
+    )
+    total = max(sum(row["bytes"] for row in lines), 1)
+    found = [f"{'held now':>10}{'share':>8}{'blocks':>8}{'change':>12}  line"]
+    for row, change in table[: view.n_lines]:
+        changed = ("+" if change > 0 else "-") + size(abs(change)) if change else ""
+        figures = f"{size(row['bytes']):>10}{100 * row['bytes'] / total:>6.1f} %{row['blocks']:>8,}"
+        found.append(hung(f"{figures}{changed:>12}", row["name"]))
+    left = len(table) - view.n_lines
+    return found + [f"  and {left:,} more"] * (left > 0)
 
 
 def screen(figures: dict[str, Any], history: list[int]) -> str:

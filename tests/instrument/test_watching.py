@@ -1,0 +1,188 @@
+"""`pyalloc live` on a terminal: keys, and what they show."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import ioctl
+from termios import ECHO, ICANON, TIOCSWINSZ, tcgetattr
+from typing import Any
+
+import pytest
+from dry_support import PATIENCE_S
+
+from instrument.tools import MIB, ROOT
+from pyalloc.cli.live import Command, _Watch
+from pyalloc.report.live import View, watched
+
+SERVER = """
+import sys, time
+from pyalloc import live
+n = 0
+def figures(n_lines=0):
+    global n
+    n += 1
+    names = [f"train/model_of_a_long_name.py:{i} EncoderLayer.forward" for i in range(1, 13)]
+    rows = [{"name": name, "bytes": (i + 1) * 8 << 20, "blocks": 40 - i} for i, name in enumerate(names)]
+    rows[2]["bytes"] += n << 20
+    told = {"allocated_bytes.all.current": n << 20, "reserved_bytes.all.current": 1 << 30,
+            "allocated_bytes.all.peak": 1 << 30, "device_total_bytes": 8 << 30}
+    found = {"pid": 1, "argv": ["train.py"], "devices": {"0": told}}
+    if n_lines:
+        found["lines"] = sorted(rows, key=lambda row: -row["bytes"])
+    return found
+live.figures = figures
+live.serve()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+class Terminal:
+    """`pyalloc live` of a process, on a terminal of its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.child, self.number = pty.fork()
+        if self.child == 0:
+            os.environ.update(TERM="xterm", PYTHONPATH=str(ROOT))
+            os.environ.pop("NO_COLOR", None)
+            words = [sys.executable, "-m", "pyalloc", "live", str(pid), "--interval", "0.01"]
+            os.execv(sys.executable, words)
+        ioctl(self.number, TIOCSWINSZ, struct.pack("4H", 30, 80, 0, 0))
+        self.seen = ""
+
+    def wait(self, pattern: str) -> str:
+        """The last screen, once it has that."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            *_, last = self.seen.split("\x1b[H")
+            shown = re.sub(r"\x1b\[[KJ]", "", last)
+            if last.endswith("\x1b[J") and re.search(pattern, shown, re.DOTALL):
+                return shown
+            assert time.monotonic() < deadline, (pattern, shown)
+            self.read()
+
+    def read(self) -> bool:
+        """False: it has ended."""
+        if not select.select([self.number], [], [], PATIENCE_S)[0]:
+            return True
+        try:
+            part = os.read(self.number, 1 << 16)
+        except OSError:
+            part = b""
+        self.seen += part.decode()
+        return bool(part)
+
+    def press(self, key: str) -> None:
+        os.write(self.number, key.encode())
+
+    def end(self) -> tuple[str, int]:
+        """What stands on the terminal after it, and the exit code."""
+        while self.read():
+            pass
+        code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+        return self.seen.rsplit("\x1b[?1049l", maxsplit=1)[-1].replace("\r", ""), code
+
+
+@contextmanager
+def serving() -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as server:
+        assert server.stdout is not None and server.stdin is not None
+        assert server.stdout.readline() == "ready\n"
+        try:
+            yield server
+        finally:
+            server.stdin.close()
+
+
+def test_keys() -> None:
+    with serving() as server:
+        terminal = Terminal(server.pid)
+        first = terminal.wait("l lines")
+        assert "model_of_a" not in first
+        assert not tcgetattr(terminal.number)[3] & (ECHO | ICANON)
+        terminal.press("l")
+        shown = terminal.wait("s by bytes")
+        assert shown.count("EncoderLayer.forward") == 8 and "  and 4 more" in shown
+        assert all(len(line) <= 80 for line in shown.replace("\r", "").split("\n"))
+        terminal.press("+")
+        terminal.wait("and 3 more")
+        terminal.press("-")
+        terminal.wait("and 4 more")
+        terminal.press("s")
+        by_blocks = terminal.wait("s by blocks")
+        assert [int(n) for n in re.findall(r" % +(\d+) ", by_blocks)] == list(range(40, 32, -1))
+        terminal.press("s")
+        changed = terminal.wait(r"\+\d+\.0 MiB.*s by change")
+        assert re.findall(r"\+\d+\.0 MiB +train/model_of_a_long_name\.py:(\d+)", changed) == ["3"]
+        terminal.press(" ")
+        held = terminal.wait("space go on")
+        terminal.press("c")
+        anew = terminal.wait("line\r\n +96")
+        assert "+" not in anew.split("line\r")[1].split("q quit")[0] and "MiB" in held
+        terminal.press("q")
+        left, code = terminal.end()
+    assert code == 0 and "held now, by line" in left and "next: pyalloc stats" in left
+    assert "4 more" in left and "\x1b" not in left
+    assert terminal.seen.count("\x1b[?1049h") == terminal.seen.count("\x1b[?25h") == 1
+
+
+@pytest.mark.parametrize("how", ["the process", "Ctrl-C"])
+def test_how_else_it_ends(how: str) -> None:
+    with serving() as server:
+        terminal = Terminal(server.pid)
+        terminal.wait("l lines")
+        if how == "Ctrl-C":
+            terminal.press("\x03")
+        else:
+            server.send_signal(signal.SIGKILL)
+        left, code = terminal.end()
+    assert code == 0 and ("has ended" in left) is (how == "the process")
+    assert "process 1: train.py" in left and "\x1b" not in left and "Traceback" not in left
+
+
+def figures(lines: list[dict[str, Any]] | None) -> dict[str, Any]:
+    return {"pid": 1, "argv": ["train.py"], "devices": {}, "lines": lines}
+
+
+def test_changes_count_from_the_first_look_on() -> None:
+    def row(name: str, n: int) -> dict[str, Any]:
+        return {"name": name, "bytes": n * MIB, "blocks": 1}
+
+    view = View(n_lines=5, order="change")
+    watched(figures([row("a.py:1 f", 10), row("b.py:2 g", 5)]), [], view, 40)
+    shown = watched(figures([row("c.py:3 h", 7), row("a.py:1 f", 6)]), [], view, 40)
+    table = [line.split() for line in shown.split("\n") if ".py:" in line and "train" not in line]
+    assert [words[-2:] for words in table] == [["c.py:3", "h"], ["b.py:2", "g"], ["a.py:1", "f"]]
+    assert [words[-4] for words in table] == ["+7.0", "-5.0", "-4.0"]
+    assert table[1][:2] == ["0", "bytes"]  # what is gone is told, too
+    assert (
+        len(watched(figures([row("a.py:1 f", 10)] * 30), [], View(n_lines=30), 24).split("\n"))
+        <= 24
+    )
+    assert "not known" in watched(figures(None), [], view, 40)
+
+
+def test_who_has_no_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: object) -> int:
+        raise AssertionError
+
+    monkeypatch.setattr(_Watch, "run", refuse)
+    monkeypatch.setattr("pyalloc.live.ask", lambda _pid, _n: figures([]))
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    Command().prepare_parser(parser)
+    assert Command().run(parser.parse_args(["1", "--count", "1"])) == 0
