@@ -45,6 +45,7 @@ def give() -> None:
 def _of_torch(torch: Any) -> None:
     _take_every_step(torch)
     _remember_directions(torch)
+    after_import("torch.optim.lbfgs", _search_between_equals)
     sizes.answer(torch)
     truths.answer(torch)
     creating.answer(torch)
@@ -93,6 +94,17 @@ def _remember_directions(torch: Any) -> None:
         return loss
 
     torch.optim.LBFGS.step = remember
+
+
+def _search_between_equals(lbfgs: Any) -> None:
+    """L-BFGS divides by the length of where it searches, which losses that nobody computed bring down to 0."""
+    interpolate = lbfgs._cubic_interpolate
+
+    @functools.wraps(interpolate)
+    def between(x1: Any, f1: Any, g1: Any, x2: Any, *rest: Any, **kwargs: Any) -> Any:
+        return x1 if x1 == x2 else interpolate(x1, f1, g1, x2, *rest, **kwargs)
+
+    lbfgs._cubic_interpolate = between
 
 
 def _exchange_objects_on_the_host(c10d: Any) -> None:

@@ -58,6 +58,8 @@ def test_lbfgs_keeps_its_directions(torch_found: hostcuda.Torch, tmp_path: Path)
         kept = optimizer.state[model.weight]
         assert [len(kept[name]) for name in ("old_dirs", "old_stps", "ro")] == [10, 10, 10]
         assert torch.cuda.memory_allocated() > 20 * 4_000_000
+        from torch.optim.lbfgs import _cubic_interpolate
+        assert _cubic_interpolate(0, 1.0, 0.0, 0, 1.0, 0.0) == 0  # divided by 0
     """
     end_well(tmp_path, source)
 
