@@ -110,10 +110,6 @@ def _lines(file: str) -> list[str]:
 @functools.cache
 def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
     """(first line, last line, qualified name) of each function of a file; nothing where it cannot be read."""
-    try:
-        tree = ast.parse("".join(_lines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
     found: list[tuple[int, int, str]] = []
 
     def visit(node: ast.AST, path: tuple[str, ...]) -> None:
@@ -125,8 +121,37 @@ def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
                     found.append((child.lineno, child.end_lineno or child.lineno, ".".join(inner)))
             visit(child, inner)
 
-    visit(tree, ())
+    visit(_tree(file), ())
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=8)
+def _tree(file: str) -> ast.Module:
+    """Empty where it cannot be read."""
+    try:
+        return ast.parse("".join(_lines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def statements_around(where: Place) -> list[ast.stmt]:
+    """Those without others inside, of the function that has the line, or of the module; in their order."""
+    around: ast.AST = _tree(where.file)
+    inner: ast.AST | None = around
+    while inner is not None:
+        around, inner = inner, _function_at(inner, where.line)
+    simple = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+    found = [each for each in ast.walk(around) if isinstance(each, simple)]
+    return sorted(found, key=lambda each: each.lineno)
+
+
+def _function_at(around: ast.AST, line: int) -> ast.AST | None:
+    for each in ast.walk(around):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each is around:
+            continue
+        if each.lineno <= line <= (each.end_lineno or each.lineno):
+            return each
+    return None
 
 
 @functools.cache

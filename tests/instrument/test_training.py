@@ -121,6 +121,30 @@ TWICE = """
         optimizer.step()
         optimizer.zero_grad()
 """
+ATTENTION = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out, self.drop = nn.Linear(256, 768), nn.Linear(256, 256), nn.Dropout(0.1)
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4)
+            if FUSED:
+                mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+            else:
+                weights = (q @ k.mT / 8).softmax(-1)
+                weights = self.drop(weights)
+                mixed = weights @ v
+            return x + self.out(mixed.transpose(1, 2).flatten(2))
+    model = nn.Sequential(*[Mix() for _ in range(3)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 1024, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+"""
 LOADED = (
     LAYERS
     + """
@@ -195,12 +219,13 @@ RETAINED = (
             {"CALL": "layer(x)"},
             {"CALL": "checkpoint(layer, x, use_reentrant=False)"},
         ),
+        ("attention", ATTENTION, {"FUSED": "False"}, {"FUSED": "True"}),
         ("loaded", LOADED, {"WHERE": ""}, {"WHERE": ', map_location="cpu"'}),
         ("stale", RETAINED, {"RETAIN": "retain_graph=True"}, {"RETAIN": ""}),
     ],
     ids=[
         *("zero_grad", "foreach", "logits", "one_backward", "checkpoint", "called_twice"),
-        *("spectral_norm", "in_a_sequence", "loaded", "stale"),
+        *("spectral_norm", "in_a_sequence", "attention", "loaded", "stale"),
     ],
 )
 def test_the_peak_falls_as_said(
