@@ -43,6 +43,9 @@ class AutoMarks:
         self.stepped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.most_doubled = 0
         self.unused = 0  # bytes of gradients that no optimizer's step is for
+        self.unstepped: dict[
+            int, tuple[int, int]
+        ] = {}  # what their parameters had at the last step
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -269,8 +272,7 @@ class AutoMarks:
             self.stepped.clear()
             if len(self.optimizers) > 1:
                 self._tell_doubled()  # once a step: there may be an optimizer for each parameter
-            if self.next_step > 1:  # all optimizers had a turn
-                self._tell_unused()
+            self._tell_unused()
             self._auto_step()
         else:
             self.stepped[id(optimizer)] = optimizer
@@ -300,15 +302,22 @@ class AutoMarks:
             )
 
     def _tell_unused(self) -> None:
-        """Gradients of parameters that no optimizer steps: of a teacher, or of what is trained no more."""
+        """Gradients of parameters that no optimizer steps: of a teacher, or of what is trained no more.
+
+        Those that nothing was added to since the last step are only left from before: zero_grad() is for these.
+        """
         stepped = {p for each in list(self.optimizers.values()) for p in _parameters(each)}
         found: dict[_At, int] = {}
         models: list[str] = []
+        before, self.unstepped = self.unstepped, {}
         for root in list(self.roots.values()):
             n_before = len(found)
             for parameter in root.parameters():
-                if parameter.grad is not None and id(parameter) not in stepped:
-                    self._weigh(found, parameter.grad)
+                gradient = parameter.grad
+                if gradient is not None and id(parameter) not in stepped:
+                    now = self.unstepped[id(parameter)] = id(gradient), _n_changes(gradient)
+                    if before.get(id(parameter), now) != now:
+                        self._weigh(found, gradient)
             if len(found) > n_before:
                 models.append(type(root).__name__)
         total = sum(found.values())
@@ -368,6 +377,11 @@ class AutoMarks:
         elif depth < _DEPTH:
             for part in _parts(value):
                 yield from self._memories(part, depth + 1)
+
+
+def _n_changes(tensor: Any) -> int:
+    """In place, as torch counts them."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def _parameters(optimizer: Any) -> set[int]:

@@ -307,6 +307,23 @@ def test_gradients_that_no_optimizer_steps(record: Record) -> None:
 
 
 @pytest.mark.torch
+def test_gradients_of_a_training_that_is_over_are_old(record: Record) -> None:
+    """requires_grad_(False) would not give them back."""
+    path = record(
+        LAYERS
+        + """
+    for model in (first := layers(4, 1024), second := layers(4, 1024)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(2048, 1024, device="cuda")).square().mean().backward()
+            optimizer.step()
+    """
+    )
+    assert "unused_gradients" not in kinds(path)
+
+
+@pytest.mark.torch
 def test_gradients_that_backward_is_making_are_not_old(record: Record) -> None:
     """The peak lies in a layer that a checkpoint makes again, when most gradients of this backward are there."""
     path = record(
