@@ -103,6 +103,15 @@ on_pressure(void *arg, int device, size_t bytes) {
     return call_each(pressure_callbacks, device, bytes) || has_freed;
 }
 
+/* Where a history is recorded, the next capture frees what was released. */
+static void
+release_context(void *arg, void *context) {
+    pya_stack_release(arg, context);
+    if (process_heap != NULL && !pya_history_is_on(process_heap)) {
+        pya_stack_sweep_soon();
+    }
+}
+
 /* ---- life of the heap ---- */
 
 static PyObject *
@@ -132,7 +141,7 @@ core_create(PyObject *self, PyObject *args) {
         .open_device = open_device,
         .open_error = open_error,
         .capture_context = pya_stack_capture,
-        .release_context = pya_stack_release,
+        .release_context = release_context,
         .retain_context = pya_stack_retain,
         .context_of_free = pya_stack_of_free,
         .context_key = pya_stack_key,

@@ -1,7 +1,7 @@
 /* A stack keeps code objects and places in them; names and lines are looked up when somebody reads them.
  *
  * Releasing may happen without the GIL, and taking it there could wait for a thread that waits for us: such stacks go
- * on a list that the next capture, which holds the GIL, empties. */
+ * on a list that the next capture, which holds the GIL, empties, or Python's main thread where there is none. */
 #include "module_stack.h"
 
 #include "core/refcount.h"
@@ -42,6 +42,7 @@ enum {
 static atomic_bool wants_native;
 
 static struct pya_refcount *dead_stacks; /* they need the GIL to go */
+static atomic_bool is_sweep_asked;       /* of the main thread */
 
 /* Outside the limited API, but exported by every CPython since 3.9; without it no stacks are recorded. */
 typedef PyFrameObject *(*get_back_function)(PyFrameObject *);
@@ -105,6 +106,26 @@ pya_stack_sweep(void) {
         struct pya_refcount *next = pya_refcount_next_dead(dead);
         stack_destroy((struct stack *)dead);
         dead = next;
+    }
+}
+
+static int
+sweep_as_asked(void *unused) {
+    (void)unused;
+    atomic_store(&is_sweep_asked, false);
+    pya_stack_sweep();
+    return 0;
+}
+
+void
+pya_stack_sweep_soon(void) {
+    if (__atomic_load_n(&dead_stacks, __ATOMIC_RELAXED) == NULL || !Py_IsInitialized() ||
+        atomic_exchange(&is_sweep_asked, true)) {
+        return;
+    }
+    if (Py_AddPendingCall(sweep_as_asked, NULL) != 0) {
+        /* Too much else waits: the next release asks again. */
+        atomic_store(&is_sweep_asked, false);
     }
 }
 

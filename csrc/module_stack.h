@@ -38,6 +38,8 @@ size_t pya_stack_read(void *context, struct pya_stack_frame *out, size_t room);
 PyObject *pya_stack_describe(const struct pya_stack_frame *frame);
 /* Frees what was released without the GIL; the GIL is held. */
 void pya_stack_sweep(void);
+/* Has Python's main thread do so between two of its steps, if there is anything; the GIL need not be held. */
+void pya_stack_sweep_soon(void);
 
 /* New references; the GIL is held.  Frames: list of {"name", "filename", "line"}, innermost first; equal stacks
  * share the list, equal frames the dict, through cache (a dict). */

@@ -86,6 +86,11 @@ pya_history_stop(struct pya_heap *heap) {
 }
 
 bool
+pya_history_is_on(const struct pya_heap *heap) {
+    return __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED) >= 0;
+}
+
+bool
 pya_history_take(
     struct pya_heap *heap, int device, struct pya_history_part *out, uint64_t *now_ns) {
     struct pya_card *card = pya_heap_open_card(heap, device);

@@ -215,6 +215,8 @@ PYA_MUST_CHECK pya_status pya_history_start(
     uint32_t skip_mask);
 /* Stops, and forgets the traces; live blocks keep their contexts, as torch's do. */
 void pya_history_stop(struct pya_heap *heap);
+/* Is any recorded? */
+bool pya_history_is_on(const struct pya_heap *heap);
 /* Forgets the traces so far. */
 void pya_history_forget(struct pya_heap *heap);
 /* Moves one device's entries out, with the time of its clock; contexts of live blocks stay.  The caller frees items and

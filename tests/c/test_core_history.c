@@ -91,7 +91,9 @@ test_taken_once_and_in_order(void) {
     CHECK(pya_history_context(world.heap, live + 512) == NULL);
     give(&world, kept);
     pya_history_forget(world.heap);
+    CHECK(pya_history_is_on(world.heap));
     pya_history_stop(world.heap);
+    CHECK(!pya_history_is_on(world.heap));
     CHECK_EQ(n_references, 1); /* after that too */
     give(&world, live);
     CHECK(pya_history_context(world.heap, live) == NULL);

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import sys
+import threading
 import weakref
 from itertools import pairwise
 from typing import Any
@@ -330,6 +331,32 @@ def test_a_history_that_was_stopped_keeps_no_stacks() -> None:
     assert code() is not None
     _record_memory_history(None)
     assert code() is None
+
+
+@pytest.mark.skipif(
+    os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native keeps them until it records again"
+)
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_block_that_outlives_its_history_keeps_no_stack_when_it_is_freed(is_main: bool) -> None:
+    """No more stacks are captured then, which frees those before."""
+    for _ in range(3):  # it was asked for again
+        _record_memory_history(max_entries=1000)
+        scope: dict[str, Any] = {}
+        exec("def make():\n    import torch\n    return torch.empty(9, device='cuda')", scope)
+        kept = [scope["make"]()]
+        code = weakref.ref(scope.pop("make").__code__)
+        _record_memory_history(None)
+        gc.collect()
+        assert code() is not None
+        if is_main:
+            kept.clear()
+        else:
+            thread = threading.Thread(target=kept.clear)
+            thread.start()
+            thread.join()
+        for _ in range(100):  # steps of the main thread's
+            pass
+        assert code() is None
 
 
 def test_state_records_the_latest_event() -> None:
