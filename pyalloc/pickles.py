@@ -219,8 +219,9 @@ def loads(data: bytes) -> dict[str, Any]:
 class SnapshotWriter:
     """A snapshot's pickle (protocol 4), written as it goes: begin(), a trace() for each device, end().
 
-    pickle itself would want the whole snapshot in memory first.  Texts and stacks are written once and referred to
-    after that.
+    pickle itself would want the whole snapshot in memory first.  Texts and stacks are written once, where they are
+    first needed, and referred to after that.  memory_viz's page reads a few of pickle's instructions only; what is
+    used here is among them.
     """
 
     _BATCH = 1000  # items between two marks, as pickle writes them
@@ -230,6 +231,7 @@ class SnapshotWriter:
         self.texts: dict[str, bytes] = {}  # how to refer to them
         self.pairs: dict[tuple[int, int], bytes] = {}
         self.stacks: dict[int, bytes] = {}
+        self.defined: dict[int, list[dict[str, Any]]] = {}  # not needed so far
         self.n_kept = 0
 
     def _keep(self) -> bytes:
@@ -248,26 +250,26 @@ class SnapshotWriter:
         self.out.write(pickle.BINUNICODE + struct.pack("<I", len(data)) + data)
         self.texts[text] = self._keep()
 
-    def _known(self, text: str) -> bytes:
-        """How to refer to a text, which is written first if it is new."""
-        if text not in self.texts:
-            self._text(text)
-            self.out.write(pickle.POP)
-        return self.texts[text]
+    def _add(self, parts: list[bytes], table: dict[Any, bytes], key: Any, value: Any) -> None:
+        """A value of `table`, referred to; a new one is written here, behind the parts so far, which are gone then."""
+        known = table.get(key)
+        if known is not None:
+            parts.append(known)
+            return
+        self.out.write(b"".join(parts))
+        parts.clear()
+        self._value(value)
+        if key not in table:
+            table[key] = self._keep()
 
-    def _known_pair(self, pair: tuple[int, int]) -> bytes:
-        """The same of two numbers."""
-        if pair not in self.pairs:
-            self._value(pair)
-            self.pairs[pair] = self._keep()
-            self.out.write(pickle.POP)
-        return self.pairs[pair]
-
-    def _item(self, value: Any) -> bytes:
+    def _add_item(self, parts: list[bytes], value: Any) -> None:
         """A text, two numbers or one."""
         if isinstance(value, str):
-            return self._known(value)
-        return self._known_pair(value) if isinstance(value, tuple) else self._number(value)
+            self._add(parts, self.texts, value, value)
+        elif isinstance(value, tuple):
+            self._add(parts, self.pairs, value, value)
+        else:
+            parts.append(self._number(value))
 
     @staticmethod
     def _number(value: int) -> bytes:
@@ -314,14 +316,12 @@ class SnapshotWriter:
         self.out.write(pickle.EMPTY_LIST + pickle.MARK)
 
     def knows(self, stack: int) -> bool:
-        """Was it written already?"""
-        return stack in self.stacks
+        """Was it defined already?"""
+        return stack in self.stacks or stack in self.defined
 
     def define(self, stack: int, frames: list[dict[str, Any]]) -> None:
-        """Writes a stack for the entries that come; innermost frame first."""
-        self._value(frames)
-        self.stacks[stack] = self._keep()
-        self.out.write(pickle.POP)
+        """A stack for the entries that come, which the first of them is written with; innermost frame first."""
+        self.defined[stack] = frames
 
     def trace(self, entries: Iterable[tuple[dict[str, Any], int]]) -> None:
         """One device's entries, of numbers, pairs of them and texts; each with the number of a stack known by then."""
@@ -330,9 +330,11 @@ class SnapshotWriter:
             entry, stack = row
             parts = [pickle.EMPTY_DICT, pickle.MARK]
             for key, value in entry.items():
-                parts.append(self._known(key))
-                parts.append(self._item(value))
-            parts += (self._known("frames"), self.stacks[stack], pickle.SETITEMS)
+                self._add_item(parts, key)
+                self._add_item(parts, value)
+            self._add_item(parts, "frames")
+            self._add(parts, self.stacks, stack, self.defined.pop(stack, None))
+            parts.append(pickle.SETITEMS)
             self.out.write(b"".join(parts))
 
         self._list(entries, write)
