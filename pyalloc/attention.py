@@ -39,14 +39,14 @@ def _of_function(held: list[tuple[source.Place, Block]], analysis: Analysis) -> 
     """Which holds these blocks; what backward makes has its size alone."""
     weights = [(place, block) for place, block in held if _is_softmax(place, block, analysis)]
     most = max((block.bytes for _, block in weights), default=0)
-    lines = {place.line: place for place, block in weights if block.bytes == most}
-    where = next((place for place in lines.values() if _is_multiplied(place)), None)
-    if where is None:
-        return
+    at_lines = {place.line: place for place, block in weights if block.bytes == most}
+    where, lines = next(
+        ((place, found) for place in at_lines.values() if (found := _lines(place))), (None, set())
+    )
     alike = {most * n // 4 for n in _ALIKE}
-    made = {block for _, block in held if block.bytes in alike}
+    made = {block for place, block in held if block.bytes in alike and place.line in lines}
     gradients = {b for b in analysis.peak.blocks if b.bytes == most and b.phase == "backward"}
-    blocks = made | gradients
+    blocks = made | gradients if made else made
     saved = falls_by(blocks, analysis, TRAINING)
     if saved > _SHARE * analysis.peak.allocated_bytes:
         yield Advice(
@@ -68,27 +68,50 @@ def _is_softmax(place: source.Place, block: Block, analysis: Analysis) -> bool:
     return called or "softmax(" in source.text_of(place).replace("log_softmax(", "")
 
 
-def _is_multiplied(place: source.Place) -> bool:
-    """Does what the line makes go into a matrix product, as it is or by another name?"""
-    names: set[str] = set()
-    for statement in source.statements_around(place):
-        if (statement.end_lineno or statement.lineno) < place.line:
+def _lines(place: source.Place) -> set[int]:
+    """Those that make the scores, the weights and what is dropped of them, if that goes into a matrix product.
+
+    Nothing where the line has other statements, too.
+    """
+    statements = source.statements_around(place)
+    here = [each for each in statements if place.line in _lines_of(each)]
+    if len(here) != 1:
+        return set()
+    scores = _names({"softmax"}, here[0])
+    weights: set[str] = set()
+    lines, is_multiplied = _lines_of(here[0]), False
+    for statement in statements:
+        is_here = statement is here[0]
+        if statement.lineno < here[0].lineno:
+            lines |= _lines_of(statement) if scores & _targets(statement) else set()
             continue
-        is_here = statement.lineno <= place.line
-        if any(_has(factor, names, is_here) for factor in _factors(statement)):
-            return True
-        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            value = statement.value
-            is_it = is_here or (value is not None and _is_same(value, names))
-            names |= _targets(statement) if is_it else set()
-    return False
+        if any(_has(factor, weights, is_here) for factor in _factors(statement)):
+            is_multiplied = True
+        elif is_here or _is_same(statement, weights):
+            weights |= _targets(statement)
+            lines |= _lines_of(statement)
+    return lines if is_multiplied else set()
 
 
-def _targets(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
+def _lines_of(statement: ast.stmt) -> set[int]:
+    return set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+
+
+def _names(called: set[str], statement: ast.stmt) -> set[str]:
+    """Of what such functions are called with, or methods of."""
+    found = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and _called(node) in called:
+            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def _targets(statement: ast.stmt) -> set[str]:
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return set()
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return {
-        each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
-    }
+    names = [each for target in targets for each in getattr(target, "elts", [target])]
+    return {each.id for each in names if isinstance(each, ast.Name)}
 
 
 def _factors(statement: ast.stmt) -> Iterator[ast.expr]:
@@ -111,8 +134,9 @@ def _has(expression: ast.expr, names: set[str], is_here: bool) -> bool:
     )
 
 
-def _is_same(value: ast.expr, names: set[str]) -> bool:
-    """As many numbers: dropped out, converted, masked."""
+def _is_same(statement: ast.stmt, names: set[str]) -> bool:
+    """As many numbers go on: dropped out, converted, masked."""
+    value = getattr(statement, "value", None)
     if not isinstance(value, ast.Call):
         return isinstance(value, ast.Name) and value.id in names
     of = [*value.args, *([value.func.value] if isinstance(value.func, ast.Attribute) else [])]

@@ -62,19 +62,23 @@ def _foreach(analysis: Analysis) -> Iterator[Advice]:
     )
 
 
-def _is_cross_entropy(frames: tuple[source.Frame, ...]) -> bool:
+def _is_of_classes(stack: int, analysis: Analysis) -> bool:
+    """cross_entropy(), or log_softmax(), by which losses over tokens' log-probabilities begin."""
+    where = analysis.place(stack)
+    if where is not None and "log_softmax(" in source.text_of(where):
+        return True
     return any(
-        name == "cross_entropy" and file.endswith("/torch/nn/functional.py")
-        for name, file, _ in frames
+        name in ("cross_entropy", "log_softmax") and file.endswith("/torch/nn/functional.py")
+        for name, file, _ in analysis.frames(stack)
     )
 
 
 def _logits(analysis: Analysis) -> Iterator[Advice]:
-    """What cross_entropy() makes is as large as its logits, and so are the gradients of both."""
+    """What cross_entropy() and log_softmax() make is as large as its logits, and so are the gradients of both."""
     peak = analysis.peak
     # In backward a checkpoint makes those of one part again.
     stacks = {block.stack for block in peak.blocks if block.phase != "backward"}
-    of_losses = {stack for stack in stacks if _is_cross_entropy(analysis.frames(stack))}
+    of_losses = {stack for stack in stacks if stack and _is_of_classes(stack, analysis)}
     made = [b for b in peak.blocks if b.stack in of_losses and b.phase != "backward"]
     most = max(made, key=lambda block: block.bytes, default=None)
     if most is None or not _is_worth(most.bytes, analysis):
