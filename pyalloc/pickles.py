@@ -264,12 +264,10 @@ class SnapshotWriter:
 
     def _add_item(self, parts: list[bytes], value: Any) -> None:
         """A text, two numbers or one."""
-        if isinstance(value, str):
-            self._add(parts, self.texts, value, value)
-        elif isinstance(value, tuple):
-            self._add(parts, self.pairs, value, value)
-        else:
+        if isinstance(value, int):
             parts.append(self._number(value))
+        else:
+            self._add(parts, self.texts if isinstance(value, str) else self.pairs, value, value)
 
     @staticmethod
     def _number(value: int) -> bytes:
@@ -330,9 +328,13 @@ class SnapshotWriter:
             entry, stack = row
             parts = [pickle.EMPTY_DICT, pickle.MARK]
             for key, value in entry.items():
-                self._add_item(parts, key)
+                known = self.texts.get(key)  # nearly always
+                if known is None:
+                    self._add(parts, self.texts, key, key)
+                else:
+                    parts.append(known)
                 self._add_item(parts, value)
-            self._add_item(parts, "frames")
+            self._add(parts, self.texts, "frames", "frames")
             self._add(parts, self.stacks, stack, self.defined.pop(stack, None))
             parts.append(pickle.SETITEMS)
             self.out.write(b"".join(parts))
