@@ -188,6 +188,15 @@ RETAINED = (
         ("foreach", FOREACH, {"FUSED": ""}, {"FUSED": ", fused=True"}),
         ("logits", LOGITS, {"LOSS": "loss = loss_of(hidden, targets)"}, {"LOSS": IN_PARTS}),
         (
+            "logits",
+            LOGITS.replace(
+                "F.cross_entropy(head(hidden).float(), targets)",
+                "-head(hidden).float().log_softmax(-1).gather(-1, targets[:, None]).mean()",
+            ),
+            {"LOSS": "loss = loss_of(hidden, targets)"},
+            {"LOSS": IN_PARTS},
+        ),
+        (
             "one_backward",
             ACCUMULATED,
             {"EACH": "total = total + loss", "ALL": "total.backward()"},
@@ -224,7 +233,15 @@ RETAINED = (
         ("stale", RETAINED, {"RETAIN": "retain_graph=True"}, {"RETAIN": ""}),
     ],
     ids=[
-        *("zero_grad", "foreach", "logits", "one_backward", "checkpoint", "called_twice"),
+        *(
+            "zero_grad",
+            "foreach",
+            "logits",
+            "log_softmax",
+            "one_backward",
+            "checkpoint",
+            "called_twice",
+        ),
         *("spectral_norm", "in_a_sequence", "attention", "loaded", "stale"),
     ],
 )
