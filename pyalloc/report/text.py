@@ -227,16 +227,17 @@ def sparkline(analysis: Analysis, width: int = 60) -> str:
 
 
 def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
-    """Allocated at the end, peak and reserved of each phase."""
-    shown = [p for p in analysis.phases if p.depth == 0]
+    """Allocated at the end, peak and reserved of each phase, also within others: a closure's in an optimizer's step."""
+    shown = analysis.phases
     if not shown:
         return []
     if len(shown) > limit:
         return _phase_sums(shown)
     lines = [f"{'step':>5}  {'phase':<24}{'allocated':>11}{'peak':>11}{'reserved':>11}"]
     for phase in shown:
+        name = f"{'  ' * phase.depth}{phase.name}"
         lines.append(
-            f"{phase.step:>5}  {column(phase.name, 24)}{size(phase.end_bytes):>11}"
+            f"{phase.step:>5}  {column(name, 24)}{size(phase.end_bytes):>11}"
             f"{size(phase.peak_bytes):>11}{size(phase.peak_reserved_bytes):>11}"
         )
     return lines

@@ -15,6 +15,7 @@ import pytest
 from instrument.tools import MIB, ROOT, Plan, pyalloc
 from pyalloc import cli, console, convert, pickles, trace
 from pyalloc.report.data import summary
+from pyalloc.report.text import phase_table
 
 
 def rank(folder: Path, number: int, extra: int) -> Path:
@@ -152,6 +153,25 @@ def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:
         ("forward", 0),
         ("inner", 1),
         ("optimizer", 0),
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 20])
+def test_phases_within_others_have_their_row(plan: Plan, n: int) -> None:
+    """A closure's backward lies within the optimizer's step, and the peak in it."""
+    for _ in range(n):
+        plan.event("phase_begin", "optimizer")
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=0x200000, bytes=4 * MIB)
+        plan.event("free_requested", addr=0x200000)
+        plan.event("free_completed", addr=0x200000)
+        plan.event("phase_end", "backward")
+        plan.event("phase_end", "optimizer")
+    rows = phase_table(trace.analyse(plan.done()))
+    assert [bool(re.search(r"\bbackward .*\b4\.0 MiB", row)) for row in rows] == [
+        False,
+        False,
+        True,
     ]
 
 
