@@ -1,7 +1,7 @@
 """Whether a program asks any() of a mask to take by it what is chosen: `if inside.any(): y[inside] = f(x[inside])`.
 
 A mask that nobody knows chooses everything, and so there is something then.  The source of the line tells: any other
-any() is a check, which passes, or a loop's, which ends.
+any() is a check, which passes (`assert mask.any()` too), or a loop's, which ends.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import ast
 import functools
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, TypeGuard
 
 _TAKING = {"masked_select", "nonzero", "where", "argwhere"}
 _LEAVING = (ast.Return, ast.Continue, ast.Break)
 
 
 def takes_if_any() -> bool:
-    """Does the program's line that runs now ask so, and take by what it asks of if there is any?"""
+    """Does the program's line that runs now ask so, and take by what it asks of if there is any, or ask for some?"""
     frame: Any = sys._getframe(1)
     while frame is not None and _is_between(frame.f_globals.get("__name__") or ""):
         frame = frame.f_back
@@ -34,12 +34,41 @@ def _is_between(module: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _takes(code: CodeType, line: int) -> bool:
-    return any(
-        _is_taken_by(mask, done)
-        for test, done in _branches(_tree(code.co_filename), line)
-        if not any(isinstance(each, ast.Raise) for each in _within(done))
-        for mask in _asked_of(test)
+    tree = _tree(code.co_filename)
+    return _is_asked_for(tree, line) or any(
+        _is_taken_by(mask, done) for test, done in _branches(tree, line) for mask in _asked_of(test)
     )
+
+
+def _is_asked_for(tree: ast.AST, line: int) -> bool:
+    """`assert mask.any()`, `if not mask.any(): raise`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            test = node.test
+        elif (
+            isinstance(node, ast.If) and _is_not(node.test) and isinstance(node.body[-1], ast.Raise)
+        ):
+            test = node.test.operand
+        else:
+            continue
+        is_all = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+        parts = test.values if isinstance(test, ast.BoolOp) and is_all else [test]
+        if _is_at(test, line) and any(map(_is_any, parts)):
+            return True
+    return False
+
+
+def _is_any(test: ast.expr) -> bool:
+    """As it is, or its item()."""
+    while isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute):
+        if test.func.attr == "any":
+            return True
+        test = test.func.value
+    return False
+
+
+def _is_not(test: ast.expr) -> TypeGuard[ast.UnaryOp]:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,19 +90,18 @@ def _branches(tree: ast.AST, line: int) -> Iterator[tuple[ast.expr, list[ast.AST
             for i, each in enumerate(statements):
                 if not (isinstance(each, ast.If) and _is_at(each.test, line)):
                     continue
-                if not (isinstance(each.test, ast.UnaryOp) and isinstance(each.test.op, ast.Not)):
+                if _is_not(each.test):
+                    is_over = isinstance(each.body[-1], _LEAVING)
+                    yield each.test, [*each.orelse, *(statements[i + 1 :] if is_over else [])]
+                elif not any(isinstance(part, ast.Raise) for part in _within(each.body)):
                     yield each.test, list(each.body)
-                elif isinstance(each.body[-1], _LEAVING):
-                    yield each.test, [*each.orelse, *statements[i + 1 :]]
-                else:
-                    yield each.test, list(each.orelse)
 
 
 def _is_at(test: ast.expr, line: int) -> bool:
     return test.lineno <= line <= (test.end_lineno or test.lineno)
 
 
-def _within(nodes: list[ast.AST]) -> Iterator[ast.AST]:
+def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for each in nodes:
         yield from ast.walk(each)
 

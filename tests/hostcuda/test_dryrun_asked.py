@@ -44,6 +44,13 @@ def test_what_is_done_only_if_a_mask_chooses_anything_is_done(
         assert not (x > 9).any() and not inside.any()
         if inside.any():
             raise AssertionError("nothing is taken by it")
+        def insists(mask):
+            if not mask.any():
+                raise ValueError("there has to be some")
+        insists(inside)
+        assert inside.any(), "there has to be some"
+        assert torch.any(inside) and (x > 9).any().item() and len(x) == 64
+        assert not torch.any(inside)  # none is allowed, elsewhere
         while inside.any():  # and loops end
             x = x[inside]
         none = torch.zeros(64, dtype=torch.bool, device="cuda")
