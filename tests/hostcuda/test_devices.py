@@ -76,7 +76,9 @@ def test_a_device_is_found_by_its_place_on_the_bus(cuda: Cuda) -> None:
     domain, bus, device = place.value.split(b":")
     assert (len(domain), int(bus, 16)) == (4, cuda.out("cuDeviceGetAttribute", BUS_ATTRIBUTE, 0))
     assert device.split(b".")[1] == b"0"
-    assert cuda.out("cudaDeviceGetByPCIBusId", place) == 0
+    found = ctypes.c_int(7)
+    cuda.ok("cudaDeviceGetByPCIBusId", ctypes.byref(found), place)
+    assert found.value == 0
     same = ctypes.create_string_buffer(64)
     cuda.ok("cuDeviceGetPCIBusId", same, 64, 0)
     assert same.value == place.value
@@ -96,7 +98,9 @@ def test_a_device_is_found_by_its_place_on_the_bus(cuda: Cuda) -> None:
 
 def test_the_driver_counts_and_names_devices(cuda: Cuda) -> None:
     assert cuda.out("cuDeviceGetCount") == cuda.out("cudaGetDeviceCount") == 1
-    assert cuda.out("cuDeviceGet", 0) == 0
+    found = ctypes.c_int(7)
+    cuda.ok("cuDeviceGet", ctypes.byref(found), 0)
+    assert found.value == 0
     found, size = ctypes.c_int(7), ctypes.c_uint64(7)
     name = ctypes.create_string_buffer(b"untouched", 256)
     for device in (-1, 1):
