@@ -537,9 +537,15 @@ test_limits_before_first_use(void) {
     CHECK_EQ(pya_set_fraction(world.heap, 0, 1.5), PYA_E_INVAL);
     CHECK_EQ(pya_set_fraction(world.heap, 0, -0.5), PYA_E_INVAL);
     CHECK_EQ(pya_set_fraction(world.heap, -1, 0.5), PYA_E_INVAL);
+    CHECK_EQ(pya_set_fraction(world.heap, PYA_MAX_DEVICES, 0.5), PYA_E_INVAL);
+    CHECK_EQ(pya_set_fraction(world.heap, 0, strtod("nan", NULL)), PYA_E_INVAL);
     CHECK_EQ(pya_set_limit(world.heap, PYA_MAX_DEVICES, PYA_LIMIT_HARD, 0), PYA_E_INVAL);
     CHECK_EQ(pya_reserve(world.heap, -1, MIB, 0), PYA_E_INVAL);
     CHECK(pya_get_fraction(world.heap, 0) == 0.625);
+    CHECK_OK(pya_set_fraction(world.heap, 0, 0)); /* the least and the most that there is */
+    CHECK(pya_get_fraction(world.heap, 0) == 0);
+    CHECK_OK(pya_set_fraction(world.heap, 0, 1));
+    CHECK(pya_get_fraction(world.heap, 0) == 1);
     world_fini(&world);
 }
 

@@ -117,6 +117,19 @@ def test_the_driver_counts_and_names_devices(cuda: Cuda) -> None:
     assert short.raw[:10] == whole[:4] + b"\0ched\0"[:6]
 
 
+def test_a_device_is_no_peer_of_its_own_nor_of_what_is_not_there(cuda: Cuda) -> None:
+    can = ctypes.c_int(7)
+    for pair in ((0, 1), (1, 0), (-1, 0), (0, -1)):
+        assert cuda("cudaDeviceCanAccessPeer", ctypes.byref(can), *pair) == INVALID_DEVICE
+    assert can.value == 7
+    cuda.ok("cudaDeviceCanAccessPeer", ctypes.byref(can), 0, 0)
+    assert can.value == 0
+    for peer in (0, 1, -1):
+        assert cuda("cudaDeviceEnablePeerAccess", peer, 0) == INVALID_DEVICE
+        assert cuda("cudaDeviceDisablePeerAccess", peer) == INVALID_DEVICE
+    cuda("cudaGetLastError")
+
+
 def test_only_managed_memory_is_prefetched_and_advised(cuda: Cuda) -> None:
     """Of all that the range has: its last byte too."""
     managed, plain = cuda.out("cudaMallocManaged", 4 * PAGE, 1), cuda.malloc(PAGE)

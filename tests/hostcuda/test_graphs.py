@@ -10,6 +10,8 @@ import pytest
 from .conftest import PAGE, Cuda
 from .streams import GLOBAL, INVALID_HANDLE, NOT_READY, capture_status, launch, stream_new
 
+INVALID = 1
+
 
 def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
     a, b, stream = cuda.malloc(PAGE), cuda.malloc(PAGE), stream_new(cuda)
@@ -242,3 +244,54 @@ def test_user_objects_die_with_the_graph(cuda: Cuda, n: int) -> None:
     assert died == []
     cuda.ok("cudaGraphExecDestroy", runnable)
     assert sorted(died) == [42 + i for i in range(n)]
+
+
+def test_graphs_of_another_kind_or_gone_are_refused(cuda: Cuda) -> None:
+    stream, made, n = stream_new(cuda), ctypes.c_uint64(7), ctypes.c_size_t()
+    graph = cuda.out("cudaGraphCreate", 0)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+
+    def refused(name: str, *args: object) -> None:
+        assert cuda(name, *args) == INVALID, name
+        assert cuda("cudaGetLastError") == INVALID
+
+    refused("cudaGraphLaunch", graph, stream)
+    refused("cudaGraphLaunch", 12345, stream)
+    refused("cudaGraphInstantiateWithFlags", ctypes.byref(made), runnable, 0)
+    refused("cudaGraphInstantiateWithFlags", ctypes.byref(made), 12345, 0)
+    refused("cudaGraphInstantiateWithFlags", None, graph, 0)
+    refused("cudaGraphGetNodes", 12345, 0, ctypes.byref(n))
+    cuda.ok("cudaGraphLaunch", runnable, stream)
+    cuda.ok("cudaStreamDestroy", stream)
+    assert cuda("cudaGraphLaunch", runnable, stream) != 0
+    cuda("cudaGetLastError")
+    cuda.ok("cudaGraphDestroy", graph)
+    refused("cudaGraphDestroy", graph)
+    cuda.ok("cudaGraphLaunch", runnable, 0)  # it has what it needs of the graph
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    refused("cudaGraphExecDestroy", runnable)
+    refused("cudaGraphLaunch", runnable, 0)
+    assert made.value == 7
+
+
+def test_user_objects_live_as_long_as_somebody_has_them(cuda: Cuda) -> None:
+    died: list[int] = []
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: died.append(data or 0))
+    thing = ctypes.c_uint64(7)
+    assert cuda("cudaUserObjectCreate", ctypes.byref(thing), 42, callback, 0, 1) == INVALID
+    assert cuda("cudaUserObjectCreate", ctypes.byref(thing), 42, None, 1, 1) == INVALID
+    assert thing.value == 7
+    cuda.ok("cudaUserObjectCreate", ctypes.byref(thing), 42, callback, 3, 1)
+    graph = cuda.out("cudaGraphCreate", 0)
+    cuda.ok("cudaGraphRetainUserObject", graph, thing.value, 2, 0)  # its own: 3 and 2
+    assert cuda("cudaUserObjectRelease", thing.value, 0) == INVALID
+    assert cuda("cudaUserObjectRelease", thing.value, 6) == INVALID
+    cuda.ok("cudaUserObjectRelease", thing.value, 2)
+    cuda.ok("cudaGraphRetainUserObject", graph, thing.value, 1, 1)  # the last one, which moves
+    assert died == []
+    assert cuda("cudaGraphRetainUserObject", graph, 12345, 1, 0) == INVALID
+    assert cuda("cudaGraphRetainUserObject", 12345, thing.value, 1, 0) == INVALID
+    cuda.ok("cudaGraphDestroy", graph)
+    assert died == [42]
+    assert cuda("cudaUserObjectRelease", thing.value, 1) == INVALID
+    cuda("cudaGetLastError")
