@@ -9,7 +9,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-static pya_stream numbered[PYA_MODEL_STREAMS];
+static const pya_stream two_streams[] = {0, 7};
 
 struct bench {
     struct pya_sim *sim;
@@ -17,23 +17,15 @@ struct bench {
 };
 
 static struct bench
-open_bench_of(bool expandable, size_t capacity, enum pya_sim_work work, unsigned n_streams) {
+open_bench(bool expandable, size_t capacity, enum pya_sim_work work) {
     struct bench bench = {NULL, NULL};
     struct pya_sim_config config = {
         .capacity_bytes = capacity, .address_bytes = UINT64_C(1) << 36, .work = work};
     struct pya_model_config model = {
-        .expandable = expandable, .n_streams = n_streams, .streams = numbered};
-    for (unsigned s = 0; s < n_streams; s++) {
-        numbered[s] = 7 * s;
-    }
+        .expandable = expandable, .n_streams = 2, .streams = two_streams};
     CHECK_OK(pya_sim_create(&config, 0, &bench.sim));
     CHECK_OK(pya_model_create(pya_sim_device(bench.sim), &model, &bench.model));
     return bench;
-}
-
-static struct bench
-open_bench(bool expandable, size_t capacity, enum pya_sim_work work) {
-    return open_bench_of(expandable, capacity, work, 2);
 }
 
 static void
@@ -145,46 +137,6 @@ test_record_stream_waits(void) {
     give(b, c);
     give(b, d);
     close_bench(b);
-}
-
-/* A block waits for each stream it was used on, however many there are, and for each once. */
-static void
-test_many_streams(void) {
-    static const unsigned used[] = {PYA_MODEL_STREAMS - 1, 63, 64, 1, 64};
-    for (int expandable = 0; expandable < 2; expandable++) {
-        struct bench b =
-            open_bench_of(expandable != 0, 512 * MIB, PYA_SIM_WORK_BY_HAND, PYA_MODEL_STREAMS);
-        struct pya_model_block *on_last = take(b, 20 * MIB, PYA_MODEL_STREAMS - 1);
-        struct pya_model_block *a = take(b, 20 * MIB, 0);
-        for (size_t i = 0; i < sizeof used / sizeof *used; i++) {
-            CHECK_OK(pya_model_record_stream(a, used[i]));
-        }
-        give(b, a);
-        struct pya_sim_state state;
-        pya_sim_query(b.sim, &state);
-        CHECK_EQ(state.n_events, 4);
-        for (size_t i = 0; i < 4; i++) {
-            struct pya_model_block *more = take(b, 20 * MIB, 0);
-            CHECK_EQ(reserved(b), (60 + 20 * i) * MIB); /* a is not free yet */
-            CHECK_OK(pya_model_record_stream(more, 2)); /* and destroyed with a use unrecorded */
-            pya_sim_finish(b.sim, numbered[used[i]]);
-        }
-        CHECK(take(b, 20 * MIB, 0) == a);
-        give(b, on_last);
-        CHECK(take(b, 20 * MIB, PYA_MODEL_STREAMS - 1) == on_last);
-        close_bench(b);
-    }
-    struct pya_sim_config config = {
-        .capacity_bytes = 256 * MIB, .address_bytes = UINT64_C(1) << 36};
-    struct pya_sim *sim = NULL;
-    CHECK_OK(pya_sim_create(&config, 0, &sim));
-    static const unsigned wrong[] = {0, PYA_MODEL_STREAMS + 1};
-    for (size_t i = 0; i < 2; i++) {
-        struct pya_model_config model = {.n_streams = wrong[i], .streams = numbered};
-        struct pya_model *none = NULL;
-        CHECK_EQ(pya_model_create(pya_sim_device(sim), &model, &none), PYA_E_INVAL);
-    }
-    pya_device_close(pya_sim_device(sim));
 }
 
 static void
@@ -628,7 +580,6 @@ static const struct check_case cases[] = {
     {"native_segments_of_ten_mebibytes", test_native_segments_of_ten_mebibytes},
     {"native_retries_before_oom", test_native_retries_before_oom},
     {"record_stream_waits", test_record_stream_waits},
-    {"many_streams", test_many_streams},
     {"expandable_rules", test_expandable_rules},
     {"random_programs", test_random_programs},
     {"find_min", test_find_min},
