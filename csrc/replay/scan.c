@@ -1,4 +1,4 @@
-/* The pass itself: marks, the timeline, the totals.  scan_live.c and scan_segments.c hold what is where. */
+/* The pass itself: marks, peaks, the totals.  scan_live.c and scan_segments.c hold what is where. */
 #include "scan_internal.h"
 
 #include <stdlib.h>
@@ -252,62 +252,7 @@ pool_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     return true;
 }
 
-/* ---- the timeline ---- */
-
-static void
-bins_halve(struct pya_scan *s) {
-    struct pya_scan_bin *bins = s->bins.items;
-    size_t n = s->bins.n / 2;
-    for (size_t i = 0; i < n; i++) {
-        struct pya_scan_bin a = bins[2 * i];
-        const struct pya_scan_bin *b = &bins[2 * i + 1];
-        a.max_bytes = a.max_bytes > b->max_bytes ? a.max_bytes : b->max_bytes;
-        a.min_bytes = a.min_bytes < b->min_bytes ? a.min_bytes : b->min_bytes;
-        a.reserved_bytes =
-            a.reserved_bytes > b->reserved_bytes ? a.reserved_bytes : b->reserved_bytes;
-        a.last_bytes = b->last_bytes;
-        a.max_event = bins[2 * i].max_bytes < b->max_bytes ? b->max_event : a.max_event;
-        bins[i] = a;
-    }
-    s->bins.n = n;
-    s->events_per_bin *= 2;
-}
-
-static bool
-timeline_add(struct pya_scan *s, const struct pya_trace_event *e) {
-    const struct pya_scan_settings *settings = s->settings;
-    if (s->totals.n_events < settings->window_begin ||
-        (settings->window_end > 0 && s->totals.n_events >= settings->window_end)) {
-        return true;
-    }
-    const uint64_t number = s->totals.n_events - settings->window_begin;
-    if (number % s->events_per_bin == 0) {
-        if (s->bins.n == 2 * settings->n_bins) {
-            bins_halve(s);
-        }
-        struct pya_scan_bin *bin = SCAN_ADD(s->bins, struct pya_scan_bin);
-        if (bin == NULL) {
-            return false;
-        }
-        *bin = (struct pya_scan_bin){
-            .event = s->totals.n_events,
-            .time_ns = e->time_ns,
-            .min_bytes = s->allocated,
-            .max_event = s->totals.n_events + 1,
-            .phase = scan_current_phase(s),
-            .step = s->step,
-        };
-    }
-    struct pya_scan_bin *bin = SCAN_ITEM(s->bins, struct pya_scan_bin, s->bins.n - 1);
-    if (s->allocated > bin->max_bytes) {
-        bin->max_bytes = s->allocated;
-        bin->max_event = s->totals.n_events + 1;
-    }
-    bin->min_bytes = bin->min_bytes < s->allocated ? bin->min_bytes : s->allocated;
-    bin->reserved_bytes = bin->reserved_bytes > s->reserved ? bin->reserved_bytes : s->reserved;
-    bin->last_bytes = s->allocated;
-    return true;
-}
+/* ---- peaks ---- */
 
 /* What was there when the trace began is told at its first time, all segments and then all blocks: that is one growth,
  * for no request.  Where all is of one time nothing tells it from what came after. */
@@ -461,7 +406,7 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
     const bool is_wanted =
         settings->device < 0 || settings->device == e->device || is_common(e->kind);
     if (!scan_moments_take(s) || (is_wanted && !(scan_told_add(s, e) && scan_apply(s, e))) ||
-        !timeline_add(s, e)) {
+        !scan_timeline_add(s, e)) {
         return PYA_E_HOST_NOMEM;
     }
     peaks_update(s, e);

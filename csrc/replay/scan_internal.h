@@ -1,4 +1,5 @@
-/* State of one pass over a trace, shared by the files of the scan.  Floor 2, private. */
+/* State of one pass over a trace, shared by the files of the scan.  Floor 2, private.
+ * Long because all that the files of the scan share is in one place. */
 #pragma once
 
 #include "scan.h"
@@ -126,6 +127,10 @@ bool scan_spans_end(struct pya_scan *s);
 
 /* It ends, or the trace does.  False: no host memory. */
 bool scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_phase);
+
+/* ---- scan_timeline.c: bins, after an event was applied.  False: no host memory. ---- */
+
+bool scan_timeline_add(struct pya_scan *s, const struct pya_trace_event *e);
 
 /* ---- scan_temporary.c: what is freed soon ---- */
 
