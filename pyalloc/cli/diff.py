@@ -71,8 +71,11 @@ class Command:
         growth, turn = leaks.growth(last), leaks.turn(last)
         caveats = _caveats(found)
         lines = [
-            f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
-            f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
+            text.wrapped(
+                f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
+                f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
+                "",
+            ),
             *([f"{'change':>12}{'before':>12}{'after':>12}  line"] if differing else _NOTHING),
             *[
                 text.hung(

@@ -263,10 +263,14 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     totals = analysis.totals
     peak = analysis.peak
     seconds = (totals["last_ns"] - totals["first_ns"]) / 1e9
-    lines = [
-        bold(f"{analysis.path.name}", color)
-        + f": {totals['n_events']:,} events, {totals['n_allocs']:,} allocation{'s' * (totals['n_allocs'] != 1)}"
+    name = analysis.path.name
+    first = wrapped(
+        f"{name}: {totals['n_events']:,} events, {totals['n_allocs']:,} allocation{'s' * (totals['n_allocs'] != 1)}"
         + (f", {seconds:.1f} s" if analysis.notes.get("clock") != "events" else ""),
+        "",
+    )
+    lines = [
+        first.replace(name, bold(name, color), 1),
         *(wrapped(caveat) for caveat in analysis.caveats),
         *_settings(analysis),
         wrapped(

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -610,3 +611,13 @@ def test_a_leak_in_a_function_of_a_long_name_fits_80_columns(plan: Plan) -> None
     for words in (["report"], ["top", "--over-time"], ["diff"]):
         out = pyalloc(words[0], path, *words[1:], "-q", expect=words == ["diff"])
         assert "leak: 1.00 MiB more" in out and all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_files_with_long_names(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    names = [f"experiment_large_model_batch_{i}_seed_1_of_12.pya" for i in (64, 128)]
+    both = [Path(shutil.copy(path, tmp_path / name)) for name in names]
+    report, diff = pyalloc("report", both[0], "--no-replay", "-q"), pyalloc("diff", *both, "-q")
+    for out in (report, diff):
+        assert max(map(len, out.splitlines())) <= 80
+        assert names[0] in out  # in one piece
