@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -285,9 +286,26 @@ class Analysis:
             found.append((stay, known[key]))
         return found
 
+    @cached_property
+    def _backwards(self) -> list[Phase]:
+        """In none of which is another."""
+        found: list[Phase] = []
+        for phase in self.phases:
+            if phase.name == "backward" and (not found or phase.begin >= found[-1].end):
+                found.append(phase)
+        return found
+
+    def _outlives_backward(self, block: Block) -> bool:
+        """Does it go in a later backward, and as a gradient: is none differentiated again?"""
+        if self.notes.get("create_graph") != "False":
+            return False
+        at = bisect.bisect(self._backwards, block.alloc_event, key=lambda phase: phase.begin) - 1
+        return at >= 0 and (block.free_event or 0) > self._backwards[at].end
+
     def _category_by_phase(self, block: Block) -> str:
         if block.phase == "backward":
-            return "gradients" if block.free_phase != "backward" else "backward temporaries"
+            is_short = block.free_phase == "backward" and not self._outlives_backward(block)
+            return "backward temporaries" if is_short else "gradients"
         if block.phase == "optimizer":
             return "optimizer state" if block.free_phase != "optimizer" else "temporaries"
         if block.phase in ("forward", "loss", "inference"):

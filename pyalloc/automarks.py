@@ -51,6 +51,7 @@ class AutoMarks:
         self.undo: list[Callable[[], None]] = []
         self.explicit_steps = False
         self.retains_graph = False  # did a backward so far?
+        self.creates_graph = False
         self.next_step = 0
         self.torch: Any = None
 
@@ -168,6 +169,7 @@ class AutoMarks:
         original = getattr(torch.autograd, "_engine_run_backward", None)
         if original is None:
             return
+        self.recorder.add("user", "create_graph=False")
 
         @functools.wraps(original)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -176,6 +178,9 @@ class AutoMarks:
             if not self.retains_graph and _retains_graph(*args):
                 self.retains_graph = True
                 self.recorder.add("user", "retain_graph=True")
+            if not self.creates_graph and _creates_graph(*args):
+                self.creates_graph = True
+                self.recorder.add("user", "create_graph=True")
             self.recorder.on_phase("backward", True)
             try:
                 return original(*args, **kwargs)
@@ -411,6 +416,12 @@ def _retains_graph(
 ) -> bool:
     """Is a graph kept by wish?  Where one of the gradients is made it is kept in any case."""
     return retain_graph and not create_graph
+
+
+def _creates_graph(
+    tensors: Any, grad_tensors: Any, retain_graph: bool, create_graph: bool, *_args: Any
+) -> bool:
+    return create_graph
 
 
 def _memory(tensor: Any) -> tuple[Any, int]:

@@ -24,7 +24,12 @@ _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
 _MUCH_TEMPORARY = 0.05  # of the peak
 _MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
 _LONGEST = 400  # of a command or a setting: some are given a whole configuration
-FOUND = ("retain_graph", "doubled_state")  # notes of what the program did: advice tells of them
+FOUND = (
+    "retain_graph",
+    "create_graph",
+    "doubled_state",
+    "unused_gradients",
+)  # notes of what the program did: advice tells of them
 _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "command",
     "pid",

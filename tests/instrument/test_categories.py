@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from instrument.conftest import Record
-from instrument.tools import MIB
+from instrument.tools import MIB, Plan
 from pyalloc import trace
 
 pytestmark = pytest.mark.torch
@@ -40,3 +40,26 @@ def test_tensors_made_of_others_are_parameters_gradients_and_state(record: Recor
     """)  # fmt: skip
     twice = ["gradients", "optimizer state", "parameters"]
     assert told(path, 2 * MIB) == sorted(2 * twice)
+
+
+@pytest.mark.parametrize("is_differentiated_again", [False, True])
+def test_what_goes_in_a_later_backward_is_a_gradient(
+    plan: Plan, is_differentiated_again: bool
+) -> None:
+    """Of a DistributedDataParallel whose first of two passes is in no_sync(): buckets take them over in the second.
+
+    With create_graph=True it may be what a second derivative needs.
+    """
+    plan.event("user", f"create_graph={is_differentiated_again}")
+    for begin in (1, 3):
+        plan.event("phase_begin", "backward")
+        for i in (begin, begin + 1):
+            plan.event("alloc", addr=i << 30, bytes=MIB)
+        for at in {1: [2], 3: [1, 3, 4]}[begin]:
+            plan.event("free_requested", addr=at << 30)
+            plan.event("free_completed", addr=at << 30)
+        plan.event("phase_end", "backward")
+    found = trace.analyse(plan.done())
+    kinds = [found.category(block) for block in found.peak.blocks]
+    kept = "backward temporaries" if is_differentiated_again else "gradients"
+    assert kinds == [kept, *["backward temporaries"] * 2]

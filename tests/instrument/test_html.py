@@ -457,14 +457,15 @@ def test_the_page_tells_of_all_segments_and_shows_the_largest(plan: Plan) -> Non
 
 
 def test_what_the_program_did_is_no_setting(plan: Plan) -> None:
-    for note in ("stacks=python", "retain_graph=True", "doubled_state=8 bytes of 16, 2 optimizers"):
+    did = ("retain_graph=True", "create_graph=False", "doubled_state=8 bytes of 16, 2 optimizers")
+    for note in ("stacks=python", *did, "unused_gradients=8 bytes, Net"):
         plan.event("user", note)
     plan.event("alloc", addr=1 << 30, bytes=MIB)
     found = trace.analyse(plan.done())
     assert html._content(found)["settings"] == {"stacks": "python"}
     told = text.summary(found)
     assert "stacks=python" in told
-    assert "retain_graph" not in told and "doubled_state" not in told
+    assert not [note for note in ("_graph", "doubled_state", "unused_gradients") if note in told]
 
 
 def test_names_with_marks_of_html_reach_the_page_as_they_are(plan: Plan) -> None:
