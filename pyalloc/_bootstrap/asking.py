@@ -71,7 +71,7 @@ def _is_not(test: ast.expr) -> TypeGuard[ast.UnaryOp]:
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)  # megabytes each
 def _tree(file: str) -> ast.AST:
     try:
         return ast.parse("".join(linecache.getlines(file)))
