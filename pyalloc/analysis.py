@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, caveats, source, stays
+from pyalloc import _core, categories, caveats, source, stays
 from pyalloc.moments import Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 from pyalloc.stays import Stay
@@ -260,10 +260,10 @@ class Analysis:
         by_frames = self._categories.get(block.stack)
         if by_frames is None:  # there are far more blocks than stacks
             frames = self.frames(block.stack)
-            by_frames = self._categories[block.stack] = self._category_by_frames(frames)
-        return (
-            by_frames if by_frames == "workspace" else self._category_by_phase(block) or by_frames
-        )
+            by_frames = self._categories[block.stack] = categories.by_frames(frames)
+        if by_frames == "workspace":
+            return by_frames
+        return categories.by_phase(block, self._is_beyond_backward) or by_frames
 
     def stays_by_category(self) -> list[tuple[Stay, str]]:
         """Each stay and what its blocks hold, as their category() says."""
@@ -283,7 +283,11 @@ class Analysis:
                 known[key] = self.category(
                     Block(0, 0, 0, -1, None, stack, category, phase, "", -1, free_phase, 0)
                 )
-            found.append((stay, known[key]))
+            what = known[key]
+            if what == "backward temporaries":  # when they came and went is known as marks tell
+                since, until = self.marks[stay.first], self.marks[stay.last]
+                what = "gradients" if self._is_beyond_backward(since, until) else what
+            found.append((stay, what))
         return found
 
     @cached_property
@@ -295,49 +299,12 @@ class Analysis:
                 found.append(phase)
         return found
 
-    def _outlives_backward(self, block: Block) -> bool:
-        """Does it go in a later backward, and as a gradient: is none differentiated again?"""
+    def _is_beyond_backward(self, since: int, until: int) -> bool:
+        """Does what was made in a backward go in a later one, and as a gradient: is none differentiated again?"""
         if self.notes.get("create_graph") != "False":
             return False
-        at = bisect.bisect(self._backwards, block.alloc_event, key=lambda phase: phase.begin) - 1
-        return at >= 0 and (block.free_event or 0) > self._backwards[at].end
-
-    def _category_by_phase(self, block: Block) -> str:
-        if block.phase == "backward":
-            is_short = block.free_phase == "backward" and not self._outlives_backward(block)
-            return "backward temporaries" if is_short else "gradients"
-        if block.phase == "optimizer":
-            return "optimizer state" if block.free_phase != "optimizer" else "temporaries"
-        if block.phase in ("forward", "loss", "inference"):
-            is_short = block.free_phase == block.phase and (block.free_event or 0) < (
-                block.alloc_event + 8
-            )
-            return "temporaries" if is_short else "activations"
-        # A loss of functions, and what is computed without modules.
-        is_kept = not block.phase and bool(block.stack) and block.free_phase == "backward"
-        return "activations" if is_kept else ""
-
-    @staticmethod
-    def _category_by_frames(frames: tuple[Frame, ...]) -> str:
-        if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
-            return "workspace"
-        names = {name for name, _, _ in frames}
-        if source.optimizer(frames):
-            return "optimizer state"
-        if names & {"_engine_run_backward", "backward"} or source.is_autograd(frames):
-            return "gradients"
-        is_layer = any(
-            "/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames
-        )
-        is_copy = any(
-            name == "__deepcopy__" and file.endswith("/torch/nn/parameter.py")
-            for name, file, _ in frames
-        )
-        if is_layer or is_copy or names & {"_apply", "convert", "_load_from_state_dict"}:
-            return "parameters"
-        if names & {"forward", "_call_impl"}:
-            return "activations"
-        return "other" if frames else "unknown"
+        at = bisect.bisect(self._backwards, since, key=lambda phase: phase.begin) - 1
+        return at >= 0 and until > self._backwards[at].end
 
     # ---- blame ----
 

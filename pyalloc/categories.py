@@ -1,0 +1,52 @@
+"""What a block holds, inferred from where it was asked for and how long it lived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyalloc import source
+from pyalloc.moments import Block
+from pyalloc.source import Frame
+
+
+def by_phase(block: Block, is_beyond_backward: Callable[[int, int], bool]) -> str:
+    """ "" where its phases do not tell.
+
+    is_beyond_backward: does what was made after an event of a backward and freed before another go in a later one?
+    """
+    if block.phase == "backward":
+        is_short = block.free_phase == "backward" and not is_beyond_backward(
+            block.alloc_event, block.free_event or 0
+        )
+        return "backward temporaries" if is_short else "gradients"
+    if block.phase == "optimizer":
+        return "optimizer state" if block.free_phase != "optimizer" else "temporaries"
+    if block.phase in ("forward", "loss", "inference"):
+        is_short = block.free_phase == block.phase and (block.free_event or 0) < (
+            block.alloc_event + 8
+        )
+        return "temporaries" if is_short else "activations"
+    # A loss of functions, and what is computed without modules.
+    is_kept = not block.phase and bool(block.stack) and block.free_phase == "backward"
+    return "activations" if is_kept else ""
+
+
+def by_frames(frames: tuple[Frame, ...]) -> str:
+    """By the functions that led to the request, innermost first."""
+    if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
+        return "workspace"
+    names = {name for name, _, _ in frames}
+    if source.optimizer(frames):
+        return "optimizer state"
+    if names & {"_engine_run_backward", "backward"} or source.is_autograd(frames):
+        return "gradients"
+    is_layer = any("/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames)
+    is_copy = any(
+        name == "__deepcopy__" and file.endswith("/torch/nn/parameter.py")
+        for name, file, _ in frames
+    )
+    if is_layer or is_copy or names & {"_apply", "convert", "_load_from_state_dict"}:
+        return "parameters"
+    if names & {"forward", "_call_impl"}:
+        return "activations"
+    return "other" if frames else "unknown"
