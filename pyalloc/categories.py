@@ -10,7 +10,7 @@ from pyalloc.source import Frame
 
 
 def by_phase(block: Block, is_beyond_backward: Callable[[int, int], bool]) -> str:
-    """ "" where its phases do not tell.
+    """What its phases tell of it; "" where they do not.
 
     is_beyond_backward: does what was made after an event of a backward and freed before another go in a later one?
     """
