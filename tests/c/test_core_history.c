@@ -543,7 +543,27 @@ test_the_trace_adds_up(void) {
     }
 }
 
+static void
+test_a_history_of_no_entries_has_one(void) {
+    struct world world = {0};
+    struct pya_history_part part;
+    uint64_t now_ns = 0;
+    counted_world(&world);
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 0, 0));
+    pya_dptr first = take(&world, MIB, 0);
+    pya_dptr last = take(&world, MIB, 0);
+    CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+    CHECK_EQ(part.n, 1);
+    CHECK_EQ(part.items[0].addr, last);
+    CHECK_EQ(part_count(&part, PYA_ACTION_ALLOC), 1);
+    give(&world, first);
+    give(&world, last);
+    pya_history_stop(world.heap);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"no_entries", test_a_history_of_no_entries_has_one},
     {"what_waits", test_what_waits_is_not_annotated},
     {"taken_once", test_taken_once_and_in_order},
     {"lost", test_what_the_ring_lost_is_told},
