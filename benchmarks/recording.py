@@ -114,19 +114,11 @@ class Ours:
 
     def check(self, n: int) -> int:
         """As Torchs.check()."""
-        from pyalloc import trace
-        from pyalloc.convert import KINDS
-        from pyalloc.export import events
+        from pyalloc import reading, trace
 
         totals = trace.analyse(self.path).totals
         assert totals["n_allocs"] == totals["n_frees"] == n, totals
-        depth = 0
-        for event, reader in events(self.path):
-            at = event["stack"] if event["kind"] == KINDS["alloc"] else 0
-            depth = 0 if at else depth
-            while at:
-                at, depth = reader.frame(at)[0], depth + 1  # type: ignore[index]
-        return depth
+        return max(len(event.stack) for event in reading.events(self.path))
 
 
 def child(recorder: str, stacks: str, n: int, path: Path) -> dict[str, float]:

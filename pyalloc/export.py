@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyalloc import _core, source
+from pyalloc import _core, reading
 from pyalloc.analysis import Analysis
 from pyalloc.convert import ALLOCATED, KINDS, PENDING, Pool, Range, cut
 from pyalloc.moments import Block, moments_of
 from pyalloc.pickles import SnapshotWriter
 
-_NAMES = {number: name for name, number in KINDS.items()}
 _TORCH = frozenset(
     (
         "alloc",
@@ -40,75 +38,20 @@ _GIVEN_BACK = ("segment_free", "segment_unmap")
 _EMPTYING_FIRST = ("free_completed", *_GIVEN_BACK)  # empty_cache() waits for other streams' work
 _ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
 _MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
-_FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
-_FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
 _CSV_FRAMES = 8
 _NO_POOL = (0, 0)
 _EMPTYING = -1  # number of a stack that no trace has, of what empty_cache() gave back: torch tells it by that alone
 _EMPTY_CACHE = {"name": "empty_cache", "filename": "/torch/cuda/memory.py", "line": 0}
-Event = dict[str, Any]
 Progress = Callable[[int, int], object]
 Convert = Callable[[Path, Analysis, BinaryIO, Progress | None], None]
 
 
-def _pieces(
-    file: Path, progress: Progress | None
-) -> Iterator[tuple[int, tuple[bytes, ...], _core.TraceReader]]:
-    """Pieces of a trace: number of the first event, columns as in _FIELDS, the reader that knows their texts."""
-    reader = _core.TraceReader(file)
-    at = 0
-    while True:
-        columns = reader.read()
-        if progress is not None:
-            progress(*reader.position())
-        if not columns[0]:
-            return
-        yield at, columns, reader
-        at += len(columns[0])
-
-
-def rows(
-    file: Path, skip: int = 0, progress: Progress | None = None
-) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
-    """The same by rows, the first `skip` left out, of which progress is not told."""
-    skipped = 0
-    for at, columns, reader in _pieces(file, None):
-        n = len(columns[0])
-        done, total = reader.position()
-        if at + n <= skip:
-            skipped = done
-        else:
-            if progress is not None:
-                progress(done - skipped, total - skipped)
-            arrays = [
-                struct.unpack(f"<{n}{code}", column)
-                for code, column in zip(_FORMATS, columns, strict=True)
-            ]
-            first = max(skip - at, 0)
-            yield at + first, zip(*(array[first:] for array in arrays), strict=True), reader
-
-
-def events(file: Path) -> Iterator[tuple[Event, _core.TraceReader]]:
-    """All events of a trace file, with the reader that knows their texts."""
-    for _, piece, reader in rows(file):
-        for row in piece:
-            yield dict(zip(_FIELDS, row, strict=True)), reader
-
-
 def _frames(reader: _core.TraceReader, stack: int) -> list[dict[str, Any]]:
-    """Frames as torch has them, innermost first; those of the program."""
-    frames: list[source.Frame] = []
-    at = stack
-    while at:
-        frame = reader.frame(at)
-        if frame is None:
-            break
-        frames.append((reader.text(frame[1]) or "?", reader.text(frame[2]) or "?", frame[3]))
-        if frame[0] >= at:  # a caller is always defined before: this file is damaged
-            break
-        at = frame[0]
-    kept = source.without_bootstrap(frames)
-    return [{"name": name, "filename": file, "line": line} for name, file, line in kept]
+    """As torch has them, innermost first."""
+    return [
+        {"name": name, "filename": file, "line": line}
+        for name, file, line in reading.frames(reader, stack)
+    ]
 
 
 def to_torch(
@@ -202,7 +145,7 @@ def _states_at(file: Path, event: int, *, has_owners: bool) -> dict[int, _State]
     [moment] = moments_of(scan)
     for address, size, _, device, _ in moment.segments:
         states[device].own(address, size, pools[moment.pools.get((device, address), 0)])
-    for at, columns, _ in _pieces(file, None):
+    for at, columns, _ in reading.pieces(file, None):
         if at >= event:
             break
         kinds = columns[0][: event - at]
@@ -228,9 +171,9 @@ def _torch_entries(
     """
     waiting: list[tuple[dict[str, Any], int]] = []
     emptying: tuple[str, ...] = ()  # what is still empty_cache()'s
-    for _, piece, reader in rows(file, skip, progress):
+    for _, piece, reader in reading.rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, number, _ in piece:
-            action = _NAMES.get(kind, "")
+            action = reading.NAMES.get(kind, "")
             if own != device:
                 continue
             if action in ("pool_begin", "pool_end"):
@@ -340,13 +283,13 @@ def to_csv(file: Path, out: BinaryIO, progress: Progress | None = None) -> None:
     """One line for each event; kind and text in words, frames of a stack joined."""
     stacks: dict[int, bytes] = {0: b""}
     texts: dict[int, bytes] = {0: b""}
-    out.write(f"{','.join(('event', *_FIELDS))}\r\n".encode())
-    for first, columns, reader in _pieces(file, progress):
+    out.write(f"{','.join(('event', *reading.FIELDS))}\r\n".encode())
+    for first, columns, reader in reading.pieces(file, progress):
         for number in _numbers(columns[-2]) - stacks.keys():
             stacks[number] = _quoted(
                 " < ".join(
-                    f"{f['filename']}:{f['line']} {f['name']}"
-                    for f in _frames(reader, number)[:_CSV_FRAMES]
+                    f"{file_name}:{line} {name}"
+                    for name, file_name, line in reading.frames(reader, number)[:_CSV_FRAMES]
                 )
             )
         for number in _numbers(columns[-1]) - texts.keys():

@@ -307,7 +307,7 @@ def _history(traces: list[list[dict[str, Any]]], before: list[dict[str, Any]]) -
 
 
 def analyse(
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     device: int = -1,
     moments: int = 0,
@@ -331,6 +331,7 @@ def analyse(
     Raises:
         TraceError: the file is missing, damaged or of another kind.
     """
+    path = Path(path)
     with as_trace_file(path, progress) as file:
         short_life = 0 if temporary is None else temporary + 1
         first = _core.Scan(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
-from pyalloc import _core, export, trace
+from pyalloc import _core, export, reading, trace
 from pyalloc.cli import main
 from pyalloc.convert import KINDS
 
@@ -139,7 +139,7 @@ def test_progress_is_of_what_is_written(plan: Plan) -> None:
         plan.writer.event(KINDS["sync"], time_ns=i)
     path = plan.done()
     told: list[tuple[int, int]] = []
-    for _ in export.rows(path, 2 * piece, lambda done, total: told.append((done, total))):
+    for _ in reading.rows(path, 2 * piece, lambda done, total: told.append((done, total))):
         pass
     [(_, total), (end, _)] = told
     assert 0.99 * total < end <= total < path.stat().st_size / 2
@@ -195,6 +195,15 @@ def test_csv_reads_a_trace_once(
     assert target.read_bytes().startswith(b"event,kind")
 
 
+ADDR, BYTES, STACK, ARG, TEXT = (
+    1,
+    2,
+    4,
+    8,
+    16,
+)  # that an event of a kind has, as in csrc/replay/trace.h
+
+
 def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
     own = Plan(tmp_path / "odd.pya")
     name, file = own.writer.string('a,"b"\n'), own.writer.string("größe.py")
@@ -209,20 +218,20 @@ def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
         )  # fmt: skip
     path, target = own.done(), tmp_path / "odd.csv"
     pyalloc("export", path, "--to", "csv", "-o", target)
-    with target.open(newline="", encoding="utf-8") as lines:
-        header, *found = csv.reader(lines)
-    assert header[0] == "event" and len(found) == len(export.KINDS)
-    names = {number: text for text, number in export.KINDS.items()}
-    for i, (row, (event, reader)) in enumerate(zip(found, export.events(path), strict=True)):
-        frames = []
-        at = event["stack"]
-        while at and len(frames) < 8:
-            parent, *_, line = reader.frame(at) or (0, 0)
-            frames.append(f'größe.py:{line} a,"b"\n')
-            at = parent
-        cells = {**event, "kind": names[event["kind"]], "stack": " < ".join(frames)}
-        cells["text"] = reader.text(event["text"]) or ""
-        assert row == [str(i), *(str(cells[field]) for field in header[1:])]
+    with target.open(newline="", encoding="utf-8") as cells_of:
+        header, *found = csv.reader(cells_of)
+    told = list(reading.events(path))
+    assert header[0] == "event" and len(found) == len(told) == len(export.KINDS)
+    for i, (kind, number, has, _) in enumerate(_core.trace_kinds()):
+        event = told[i]
+        addr, size, arg = (most * bool(has & field) for field in (ADDR, BYTES, ARG))
+        lines = reversed(range(number % 13 if has & STACK else 0))
+        stack = tuple(('a,"b"\n', "größe.py", line) for line in lines)
+        text = 'a,"b"\n' * bool(has & TEXT)
+        assert event == (i, kind, 63, number, most, most, addr, size, arg, stack, text)
+        frames = [f"{file}:{line} {name}" for name, file, line in event.stack[:8]]
+        cells = {**event._asdict(), "event": event.number, "stack": " < ".join(frames)}
+        assert found[i] == [str(cells[field]) for field in header]
 
 
 @pytest.mark.parametrize("to", ["csv", "torch"])

@@ -13,8 +13,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, pyalloc
 from pyalloc import eventsources, recording, trace
-from pyalloc.convert import KINDS
-from pyalloc.export import events
+from pyalloc.reading import events
 
 pytestmark = pytest.mark.torch
 
@@ -215,7 +214,7 @@ def test_no_compiler_is_loaded_for_stacks(
         install=allocator == "pyalloc",
     )
     assert done.stdout == "False\ntorch._inductor\ntorch._export\n"
-    stacks = [event["stack"] for event, _ in events(tmp_path / "out.pya")]
+    stacks = [event.stack for event in events(tmp_path / "out.pya")]
     assert any(stacks)
 
 
@@ -330,12 +329,10 @@ def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> N
     """, "--allocator", allocator)  # fmt: skip
     found = trace.analyse(path)
     assert found.totals["n_streams"] == 2
-    uses = [e for e, _ in events(path) if e["kind"] == KINDS["record_stream"]]
-    allocs = {e["bytes"]: e for e, _ in events(path) if e["kind"] == KINDS["alloc"]}
+    uses = [e for e in events(path) if e.kind == "record_stream"]
+    allocs = {e.bytes: e for e in events(path) if e.kind == "alloc"}
     assert len(uses) == found.totals["n_record_streams"] == 1
-    assert (
-        uses[0]["addr"] == allocs[5 << 20]["addr"] and uses[0]["arg"] == allocs[3 << 20]["stream"]
-    )
+    assert uses[0].addr == allocs[5 << 20].addr and uses[0].arg == allocs[3 << 20].stream
     text = " ".join(pyalloc("report", path, "--no-replay").split())
     assert ("torch's history does not tell of record_stream() (1 calls" in text) == (
         allocator == "native"
@@ -429,9 +426,9 @@ def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str)
     other = torch.cuda.MemPool()
     within(other)
     """, "--allocator", allocator)  # fmt: skip
-    kinds = [event["kind"] for event, _ in events(path)]
-    assert kinds.count(KINDS["pool_begin"]) == 3
-    assert kinds.count(KINDS["pool_release"]) == 2  # of the second begin, and when the pool goes
+    kinds = [event.kind for event in events(path)]
+    assert kinds.count("pool_begin") == 3
+    assert kinds.count("pool_release") == 2  # of the second begin, and when the pool goes
     with trace.program(path) as program:
         assert program.info()["n_pools"] == 2
         assert program.replay("native", capacity=130 * MIB)["completed"]

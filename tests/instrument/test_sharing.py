@@ -12,8 +12,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import MIB, pyalloc
 from pyalloc import trace
-from pyalloc.convert import KINDS
-from pyalloc.export import events
+from pyalloc.reading import events
 
 pytestmark = pytest.mark.torch
 
@@ -97,9 +96,9 @@ def test_a_recording_without_stacks_has_none_of_the_programs(record: Record) -> 
     (_, alloc) = torch.cuda.memory._snapshot()["device_traces"][0]
     assert alloc["frames"]
     """, "--no-source")  # fmt: skip
-    told = [event for event, _ in events(path)]
-    assert KINDS["alloc"] in [event["kind"] for event in told]
-    assert not any(event["stack"] for event in told)
+    told = list(events(path))
+    assert "alloc" in [event.kind for event in told]
+    assert not any(event.stack for event in told)
 
 
 def test_a_programs_history_goes_on_around_a_recording(

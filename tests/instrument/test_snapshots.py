@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, pyalloc
-from pyalloc import convert, errors, export, pickles, trace
+from pyalloc import convert, errors, pickles, reading, trace
 from pyalloc.advice import advise
 from pyalloc.report import html
 
@@ -107,10 +107,9 @@ def test_private_pools_of_a_snapshot_are_replayed_as_such(
     path = tmp_path / "pools.pickle"
     segment = {"address": 1, "total_size": 64 * MIB, "stream": 0, "device": 0, "blocks": []}
     path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
-    with trace.as_trace_file(path) as file:
-        kinds = [event["kind"] for event, _ in export.events(file)]
+    kinds = [event.kind for event in reading.events(path)]
     # of the second begin, and at the end
-    assert kinds.count(export.KINDS["pool_release"]) == 1 + goes
+    assert kinds.count("pool_release") == 1 + goes
     with trace.program(path) as program:
         assert program.info()["n_pools"] == 1 + goes
         assert program.replay("native", capacity=130 * MIB)["completed"]
@@ -312,10 +311,9 @@ def test_a_pool_whose_pages_are_joined_keeps_its_user(tmp_path: Path, goes: bool
     }
     path = tmp_path / "joined.pickle"
     path.write_bytes(pickle.dumps(snapshot))
-    with trace.as_trace_file(path) as file:
-        kinds = [event["kind"] for event, _ in export.events(file)]
-    assert kinds.count(export.KINDS["pool_begin"]) == 1
-    assert kinds.count(export.KINDS["pool_release"]) == goes
+    kinds = [event.kind for event in reading.events(path)]
+    assert kinds.count("pool_begin") == 1
+    assert kinds.count("pool_release") == goes
 
 
 def frames_of(*frames: tuple[str, str]) -> list[dict[str, Any]]:
