@@ -17,6 +17,7 @@ Row = tuple[
     int, int, int, int, int, int, int
 ]  # a mark: time_ns, kind, text, arg, addr, bytes, device
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
+NAMES: dict[int, str] = {number: name for name, number in KINDS.items()}
 Pool = tuple[int, int]
 # start, end, stream, is it an expandable segment's?, the private pool
 Range = tuple[int, int, int, bool, Pool]

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from pyalloc import _core, reading
 from pyalloc.analysis import Analysis
-from pyalloc.convert import ALLOCATED, KINDS, PENDING, Pool, Range, cut
+from pyalloc.convert import ALLOCATED, KINDS, NAMES, PENDING, Pool, Range, cut
 from pyalloc.moments import Block, moments_of
 from pyalloc.pickles import SnapshotWriter
 
@@ -173,7 +173,7 @@ def _torch_entries(
     emptying: tuple[str, ...] = ()  # what is still empty_cache()'s
     for _, piece, reader in reading.rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, number, _ in piece:
-            action = reading.NAMES.get(kind, "")
+            action = NAMES.get(kind, "")
             if own != device:
                 continue
             if action in ("pool_begin", "pool_end"):

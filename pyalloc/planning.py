@@ -18,6 +18,7 @@ from typing import Any
 
 from pyalloc import _core, ranked, trace
 from pyalloc.caveats import has_beginning
+from pyalloc.convert import NAMES
 from pyalloc.errors import PlanError
 
 Progress = Callable[[int, int], object]
@@ -35,7 +36,6 @@ _BATCHES = 64  # a step may be made of so many like batches, of which none tells
 _LEAST_SHARE = (
     1 / 8
 )  # of the requests, that are as a period later: a loop within the program is no step
-_KINDS = {number: name for name, number, _, _ in _core.trace_kinds()}
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
     n_events = 0
     for kind, at, stream, address, size in _events(file):
         n_events += 1
-        name = _KINDS.get(kind)
+        name = NAMES.get(kind)
         key = (at, address)
         if name in ("pool_begin", "pool_end"):
             routed[at] += 1 if name == "pool_begin" else -1

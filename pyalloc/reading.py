@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyalloc import _core, source, trace
+from pyalloc.convert import NAMES
 from pyalloc.source import Frame
 
 Progress = Callable[[int, int], object]
 FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
 _FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
 MEANINGS: dict[str, str] = {name: meaning for name, _, _, meaning in _core.trace_kinds()}
-NAMES: dict[int, str] = {number: name for name, number, _, _ in _core.trace_kinds()}
 
 
 class Event(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pyalloc.convert import KINDS
+from pyalloc.convert import NAMES
 
-_NAMES = {number: name for name, number in KINDS.items()}
 _WORDS = {
     "alloc": "allocated",
     "free_requested": "freed",
@@ -61,7 +60,7 @@ class Told(NamedTuple):
     @property
     def name(self) -> str:
         """The kind's, as in trace files."""
-        return _NAMES.get(self.kind, "")
+        return NAMES.get(self.kind, "")
 
     @property
     def what(self) -> str:

@@ -203,11 +203,10 @@ span_add(struct pya_scan *s, const struct pya_scan_block *row, uint64_t end, uin
 bool
 scan_spans_end(struct pya_scan *s) {
     for (size_t i = 0; i < s->table_size; i++) {
-        const struct pya_scan_block *row =
-            s->table[i] == 0 ? NULL : &SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1)->row;
-        if (row != NULL && !row->is_pending &&
-            !(span_add(s, row, PYA_SCAN_NEVER, 0) &&
-              scan_stay_add(s, SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1), 0))) {
+        const struct scan_live *live =
+            s->table[i] == 0 ? NULL : SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1);
+        if (live != NULL && !live->row.is_pending &&
+            !(span_add(s, &live->row, PYA_SCAN_NEVER, 0) && scan_stay_add(s, live, 0))) {
             return false;
         }
     }

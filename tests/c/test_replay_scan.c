@@ -1,7 +1,7 @@
 /* One pass over a trace: totals, moments, phases and the timeline against a naive model; any events whatever are
  * survived, and running out of host memory anywhere is told.  Long because every kind of row is looked at. */
 #include "check.h"
-#include "fault.h"
+#include "scans.h"
 
 #include "replay/scan.h"
 
@@ -575,21 +575,7 @@ test_no_host_memory(void) {
         .n_moments = 1,
         .ranges = &(struct pya_scan_range){0, 100},
         .n_ranges = 1};
-    for (unsigned nth = 1;; nth++) {
-        const size_t live = fault_live();
-        struct pya_scan *scan = NULL;
-        fault_arm(nth);
-        const pya_status status = pya_scan_run(path, &settings, &scan);
-        const bool fired = fault_disarm();
-        if (!fired) {
-            CHECK_OK(status);
-            pya_scan_destroy(scan);
-            break;
-        }
-        CHECK(status != PYA_OK);
-        pya_scan_destroy(scan);
-        CHECK_EQ(fault_live(), live);
-    }
+    scans_sweep(path, &settings);
 }
 
 static const struct check_case cases[] = {

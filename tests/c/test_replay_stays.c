@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fault.h"
+#include "scans.h"
 
 #include "replay/scan.h"
 
@@ -173,20 +173,7 @@ test_no_host_memory(void) {
     const uint64_t marks[] = {50, 500, 2000, 3999};
     const struct pya_scan_settings settings = {
         .device = -1, .n_bins = 2, .marks = marks, .n_marks = 4};
-    for (unsigned nth = 1;; nth++) {
-        const size_t live = fault_live();
-        struct pya_scan *scan = NULL;
-        fault_arm(nth);
-        const pya_status status = pya_scan_run(path, &settings, &scan);
-        const bool fired = fault_disarm();
-        pya_scan_destroy(scan);
-        if (!fired) {
-            CHECK_OK(status);
-            break;
-        }
-        CHECK(status != PYA_OK);
-        CHECK_EQ(fault_live(), live);
-    }
+    scans_sweep(path, &settings);
 }
 
 static const struct check_case cases[] = {

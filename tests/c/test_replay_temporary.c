@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fault.h"
+#include "scans.h"
 
 #include "replay/scan.h"
 
@@ -215,20 +215,7 @@ test_no_host_memory(void) {
     memset(&model, 0, sizeof model);
     write_events(&model, 9);
     const struct pya_scan_settings settings = {.device = -1, .n_bins = 2, .short_life = 8};
-    for (unsigned nth = 1;; nth++) {
-        const size_t live = fault_live();
-        struct pya_scan *scan = NULL;
-        fault_arm(nth);
-        const pya_status status = pya_scan_run(path, &settings, &scan);
-        const bool fired = fault_disarm();
-        pya_scan_destroy(scan);
-        CHECK_EQ(fault_live(), live);
-        if (!fired) {
-            CHECK_OK(status);
-            break;
-        }
-        CHECK(status != PYA_OK);
-    }
+    scans_sweep(path, &settings);
 }
 
 static const struct check_case cases[] = {

@@ -13,6 +13,7 @@ from dry_support import PATIENCE_S
 from instrument.test_html import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import told, trace
+from pyalloc.convert import KINDS
 from pyalloc.report import html
 from pyalloc.told import Told
 
@@ -135,7 +136,7 @@ def test_ranges_are_joined_and_stay_in_the_trace() -> None:
 
 
 def test_all_kinds_have_words_or_are_not_shown() -> None:
-    for name, kind in told.KINDS.items():
+    for name, kind in KINDS.items():
         row = Told(0, 0, kind, 0, 0, 0, 0, 0, 3, 1, 0, "text")
         assert (row.what != name) == (list(told.shown([row])) == [row]), name
 
