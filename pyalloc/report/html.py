@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import html
-import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
-from pyalloc import reserved, source
+from pyalloc import reserved
 from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Block, Moment
 from pyalloc.report import data, ranks
+from pyalloc.report.parts import Stacks, filled
 from pyalloc.report.text import FOUND, MAKERS, out_of_memory, reserved_title
 from pyalloc.stays import Stay
 from pyalloc.units import size
 
-_TEMPLATE = Path(__file__).with_name("page.html")
-_SCRIPTS = {
-    f"__{name.upper()}__": Path(__file__).with_name(f"{name}.js")
-    for name in ("marks", "flame", "growths", "events")
-}
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
@@ -33,8 +25,6 @@ _LEAST_ROWS = {
     "stream": 2,
     "thread": 2,
 }  # of tables that say nothing with fewer
-_MAX_STACKS = 1500
-_MAX_FRAMES = 40  # of a stack: the innermost, and the program's own
 _MAX_FLAME = 600  # stacks of the peak
 _MAX_STAYS = 6000
 _MAX_PHASES = 400
@@ -49,67 +39,13 @@ PENDING = "freed, other streams work on it"
 def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     """The page's text.  compared: all ranks, where it is one of several."""
     found = {**_content(analysis), "ranks": ranks.rows(list(compared)) if len(compared) > 1 else []}
-    content = json.dumps(found, separators=(",", ":"), default=str)
-    # "</" ends a script element wherever it stands, and "<!--" with "<script" keeps one from ending.
-    content = content.replace("<", "\\u003c")
-    parts = {
-        "__TITLE__": html.escape(analysis.path.name),
-        **{name: path.read_text(encoding="utf-8") for name, path in _SCRIPTS.items()},
-        "__DATA__": content,
-    }
-    # All at once: a part may hold another's name.
-    return re.sub("|".join(parts), lambda found: parts[found[0]], _TEMPLATE.read_text("utf-8"))
-
-
-class _Stacks:
-    """Stacks and frames, each once in the page: a stack is a list of frames, a frame [text, whose it is].
-
-    0: the program's, 1: a library's in Python, 2: C++.
-    """
-
-    def __init__(self, analysis: Analysis) -> None:
-        self.analysis = analysis
-        self.frames: dict[tuple[str, int], int] = {}
-        self.stacks: list[list[int]] = []
-        self.numbers: dict[tuple[int, str], int] = {}
-
-    def number(self, stack: int, label: str) -> int:
-        """Of a stack, outermost frame first; of a label where there is none."""
-        key = (stack, "" if stack else label)
-        if key not in self.numbers:
-            if len(self.stacks) == _MAX_STACKS:
-                return -1
-            frames = self._frames(stack, label)
-            self.numbers[key] = len(self.stacks)
-            self.stacks.append(
-                [self.frames.setdefault(frame, len(self.frames)) for frame in frames]
-            )
-        return self.numbers[key]
-
-    def _frames(self, stack: int, label: str) -> list[tuple[str, int]]:
-        frames = self.analysis.frames(stack)
-        python = tuple(frame for frame in frames if not source.is_cpp(frame[1]))
-        kept = frames if len(frames) <= _MAX_FRAMES else python or frames
-        if len(kept) > _MAX_FRAMES:
-            near, far = kept[: _MAX_FRAMES // 2], kept[_MAX_FRAMES // 2 :]
-            own = tuple(frame for frame in far if not source.is_foreign(frame[1]))
-            kept = (*near, *(own or far)[: _MAX_FRAMES // 2])
-        shown = [
-            (
-                f"{source.short_file(file)}:{line} {name}",
-                2 if source.is_cpp(file) else int(source.is_foreign(file)),
-            )
-            for name, file, line in reversed(kept)
-        ]
-        if python:
-            return shown
-        return [(self.analysis.nameless(stack) if stack else label, 0), *shown]
+    return filled("page.html", analysis.path.name, found)
 
 
 def _content(analysis: Analysis) -> dict[str, Any]:
     summary = data.summary(analysis)
     names: list[str] = ["idle"]
-    stacks = _Stacks(analysis)
+    stacks = Stacks(analysis)
     origins: dict[tuple[str, str], int] = {}
     peak_flame = _peak_flame(analysis, names, stacks, origins)
     window = _window(analysis, names, stacks)
@@ -196,7 +132,7 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
     }
 
 
-def _growths(analysis: Analysis, stacks: _Stacks) -> dict[str, Any]:
+def _growths(analysis: Analysis, stacks: Stacks) -> dict[str, Any]:
     """What reserved memory grew for, as [bytes, begin, end, name, stack, pieces]; names with most bytes first."""
     grown = reserved.over_time(analysis)
     sums: Counter[str] = Counter()
@@ -251,7 +187,7 @@ def _origin(analysis: Analysis, of: Block | Stay, origins: dict[tuple[str, str],
 
 
 def _peak_flame(
-    analysis: Analysis, names: list[str], stacks: _Stacks, origins: dict[tuple[str, str], int]
+    analysis: Analysis, names: list[str], stacks: Stacks, origins: dict[tuple[str, str], int]
 ) -> list[list[int]]:
     """The peak's stays, largest first, with all that is known of blocks without a stack; others as the last."""
     blocks = analysis.peak.blocks
@@ -273,7 +209,7 @@ def _peak_flame(
 
 
 def _stays(
-    analysis: Analysis, names: list[str], stacks: _Stacks, origins: dict[tuple[str, str], int]
+    analysis: Analysis, names: list[str], stacks: Stacks, origins: dict[tuple[str, str], int]
 ) -> list[list[int]]:
     """[first mark, last, bytes, blocks, stack, category, origin], those with most over the marks first."""
     known = [
@@ -297,7 +233,7 @@ def _nameless(analysis: Analysis, stay: Stay) -> str:
     return known if "backward" in known else f"{stay.phase} {known}".lstrip()
 
 
-def _smaller(rest: Sequence[tuple[int, ...]], stacks: _Stacks) -> list[list[int]]:
+def _smaller(rest: Sequence[tuple[int, ...]], stacks: Stacks) -> list[list[int]]:
     """Stays without a stack of their own, those of the same marks together."""
     sums: dict[tuple[int, ...], list[int]] = {}
     for first, last, n_bytes, n_blocks, category, origin in rest:
@@ -311,7 +247,7 @@ def _smaller(rest: Sequence[tuple[int, ...]], stacks: _Stacks) -> list[list[int]
     ]
 
 
-def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, Any]:
+def _window(analysis: Analysis, names: list[str], stacks: Stacks) -> dict[str, Any]:
     """The step that is looked at: bins, largest blocks as [bytes, begin, end, category, stack, phase, label]."""
     bins = analysis.window_bins
     lines = analysis.labels(analysis.spans)
@@ -335,7 +271,7 @@ def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, 
     }
 
 
-def _events(analysis: Analysis, stacks: _Stacks) -> dict[str, Any]:
+def _events(analysis: Analysis, stacks: Stacks) -> dict[str, Any]:
     """Events one by one; events.js says what a row holds."""
     texts: dict[str, int] = {"": 0}
     origin = analysis.totals["first_ns"]
@@ -382,7 +318,7 @@ def _index(names: list[str], name: str) -> int:
     return names.index(name)
 
 
-def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) -> dict[str, Any]:
+def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: Stacks) -> dict[str, Any]:
     """Segments as [bytes, [piece bytes, name, stack, ...], pool]: small neighbours are joined."""
     blocks, pieces, largest = moment.pieces(moment.reserved_bytes // _MAX_PIECES)
     known = [

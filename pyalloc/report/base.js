@@ -1,0 +1,44 @@
+// ---- what every page has: its data, sizes in words, colours, pens ----
+const D = JSON.parse(document.getElementById("data").textContent);
+const $ = id => document.getElementById(id);
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const size = n => n < 512 ? Math.round(n) + (Math.round(n) === 1 ? " byte" : " bytes") : n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB" : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(1) + " KiB";
+const add = (parent, tag, text, name) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; if (name) e.className = name; parent.append(e); return e; };
+const PALETTE = ["#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#84cc16", "#ec4899", "#a16207", "#64748b", "#0f766e"];
+const KNOWN = { activations: 2, "backward temporaries": 3, buffers: 8, "freed, other streams work on it": 10, gradients: 0, "idle in private pools": 7, "optimizer state": 5, parameters: 4, temporaries: 1, workspace: 9 };
+const ALARM = PALETTE[3], PHASE_COLORS = PALETTE.slice(1).filter(c => c !== ALARM); // the peak and out of memory have it to themselves
+const color = i => i === 0 ? css("--idle") : PALETTE[KNOWN[D.names[i]] ?? (i % 2 ? 6 : 7)];
+const tip = $("tip");
+function showTip(event, text) {
+  tip.style.display = text ? "block" : "none";
+  tip.textContent = text;
+  tip.style.left = "0px"; // as wide as it likes to be
+  tip.style.left = Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8) + "px";
+  tip.style.top = event.clientY + 12 + "px";
+}
+function pen(canvas) {
+  const ratio = devicePixelRatio || 1, height = Number(canvas.dataset.height || (canvas.dataset.height = canvas.getAttribute("height")));
+  canvas.style.height = height + "px";
+  canvas.width = canvas.clientWidth * ratio; canvas.height = height * ratio;
+  const g = canvas.getContext("2d");
+  g.scale(ratio, ratio); g.clearRect(0, 0, canvas.clientWidth, height);
+  return [g, canvas.clientWidth, height];
+}
+const frame = (stack, i) => D.frames[D.stacks[stack][i]];
+const lines = stack => stack < 0 || !D.stacks[stack] ? [] : D.stacks[stack].map(f => D.frames[f][0]).reverse();
+function leaf(frames) { // the innermost one of Python
+  let i = frames.length - 1;
+  while (i > 0 && D.frames[frames[i]][1] > 1) i--;
+  return i;
+}
+function own(stack) { // the innermost line of the user's code
+  if (stack < 0 || !D.stacks[stack]) return "";
+  let i = D.stacks[stack].length - 1;
+  while (i > 0 && frame(stack, i)[1]) i--;
+  return frame(stack, frame(stack, i)[1] ? leaf(D.stacks[stack]) : i)[0];
+}
+const LEFT = 70; // of a timeline, for the numbers of its axis
+function axis(g, width, top, y) {
+  g.font = "11px system-ui"; g.fillStyle = css("--soft"); g.strokeStyle = css("--line"); g.textAlign = "right";
+  for (let i = 0; i <= 4; i++) { const v = top * i / 4; g.fillText(size(v), LEFT - 6, Math.max(10, y(v) + 4)); g.beginPath(); g.moveTo(LEFT, y(v)); g.lineTo(width, y(v)); g.stroke(); }
+}
