@@ -145,6 +145,7 @@ class Analysis:
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     unmarked: list[int] = field(default_factory=list)  # events of backwards that are no phases
     workspaces: set[int] = field(default_factory=set)  # cuBLAS's, by the event of their allocation
+    _renamed: dict[Frame, Frame] = field(default_factory=dict)
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     _each_frame: dict[Frame, Frame] = field(default_factory=dict)
     _wheres: dict[int, str] = field(default_factory=dict)
@@ -232,9 +233,16 @@ class Analysis:
         if known is None:
             # Stacks have most of their frames in common: each is kept once.
             told = source.without_bootstrap(self.scan.frames(stack)) if stack else []
-            known = tuple(self._each_frame.setdefault(frame, frame) for frame in told)
+            named = (self._renamed.get(frame, frame) for frame in told)
+            known = tuple(self._each_frame.setdefault(frame, frame) for frame in named)
             self._frames[stack] = known
         return known
+
+    def rename(self, frames: dict[Frame, Frame]) -> None:
+        """From now on these are called by the others: lines that are elsewhere in what it is compared with."""
+        self._renamed = frames
+        for known in (self._frames, self._wheres, self._places, self._makers, self._categories):
+            known.clear()
 
     def place(self, stack: int) -> Place | None:
         """The user's line of a stack."""
@@ -489,21 +497,26 @@ class Analysis:
         families: dict[int, list[Block]] = defaultdict(list)
         rest: list[tuple[str, Block]] = []
         for block in moment.blocks:
-            category = self.category(block)
-            if category in _HOLDERS:
-                rest.append((self._holder(category, block), block))
-            elif block.bytes >= limit:
+            if block.bytes >= limit and self.category(block) not in _HOLDERS:
                 families[block.bytes].append(block)
             else:
-                rest.append((f"{category}: {self._maker(block)}", block))
+                rest.append((self._contributor(block, {}), block))
         named = [(self._family(blocks), block) for blocks in families.values() for block in blocks]
         return _rows([*rest, *named])
 
-    def _maker(self, block: Block) -> str:
+    def by_maker(self, blocks: Sequence[Block]) -> list[Row]:
+        """The same whatever the sizes: as contributors are called in other runs, too."""
+        guesses = self._gradients_of(blocks)
+        return _rows((self._contributor(block, guesses), block) for block in blocks)
+
+    def _contributor(self, block: Block, guesses: dict[int, str]) -> str:
+        category = self.category(block)
+        if category in _HOLDERS:
+            return self._holder(category, block)
         key = block.stack, block.module
         if key not in self._makers:
             self._makers[key] = self._maker_in_python(block)
-        return self._makers[key] or self._line(block, {})
+        return f"{category}: {self._makers[key] or self._line(block, guesses)}"
 
     def _maker_in_python(self, block: Block) -> str:
         where = self.place(block.stack)

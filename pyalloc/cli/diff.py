@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pyalloc import console, leaks, trace
-from pyalloc.analysis import Analysis, Row
+from pyalloc.analysis import Analysis
+from pyalloc.comparing import Comparison, Side
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
-from pyalloc.report import text
-from pyalloc.units import size
-
-_NOTHING = ["every line holds as much as before"]
-_NAME_LINES = 6  # whole, as good as always: what tells two names apart may stand at their ends
+from pyalloc.report import compared, comparison, text
 
 
 class Command:
-    """What grew between two runs, or two steps of one; is it leaking?
+    """What changed between two runs, or two steps of one; does it leak?
 
-    pyalloc diff before.pya after.pya          their peaks
-    pyalloc diff out.pya --steps 10 100        what lives as each begins
+    pyalloc diff before.pya after.pya               their peaks
+    pyalloc diff before.pya after.pya -o diff.html  the same as a page
+    pyalloc diff out.pya --steps 10 100             what lives as each begins
 
-    Exit code 1 when something leaks.
+    Says first what explains most of the change. Lines that moved in the code are found again. Traces and snapshots of
+    torch's, of any allocator, also a .part of a program that still runs or was killed.
+
+    Exit code 1 when the second leaks.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -42,11 +43,11 @@ class Command:
             "-n", type=console.count, default=15, metavar="N", help="how many rows (15)"
         )
         console.add_device(parser)
-        console.add_output(parser)
+        console.add_output(parser, default="the terminal (.html: a page)")
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints what differs, then the verdict."""
-        console.prepare_output(args)
+        console.prepare_output(args, has_page=True)
         if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
             raise UsageError("two files, or one file (with --steps A B)")
         if len(args.file) == 2:
@@ -61,54 +62,29 @@ class Command:
         found = [_analyse(args, path) for path in args.file]
         last = found[-1]
         if len(found) == 2:
-            pair = (found[0], found[0].peak), (last, last.peak)
-            names = args.file[0].name, args.file[1].name
+            sides = [Side(each, each.peak, each.path.name) for each in found]
+            if sides[0].name == sides[1].name:  # of two folders
+                sides = [replace(side, name=str(side.found.path)) for side in sides]
         else:
             moments, names = _steps(last, args)
-            pair = (last, moments[0]), (last, moments[1])
-        changes = _changes(*pair)
-        differing = [row for row in changes if row[1] != row[2]]
-        growth, turn = leaks.growth(last), leaks.turn(last)
-        caveats = _caveats(found)
-        lines = [
-            text.wrapped(
-                f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
-                f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
+            sides = [Side(last, each, name) for each, name in zip(moments, names, strict=True)]
+        told = Comparison(*sides)
+        then = f"pyalloc top {console.quoted(args.file[-1])} --over-time"
+        if console.is_page(args.output):
+            console.write(args.output, comparison.page(told), args.force)
+            if not args.quiet:
+                print(console.printable(text.wrapped(compared.sentence(told), "")))
+            console.tell(args, f"wrote {args.output}")
+            console.tell(args, f"next: {then}")
+        else:
+            lines = [
+                *compared.summary(told, args.n),
                 "",
-            ),
-            *([f"{'change':>12}{'before':>12}{'after':>12}  line"] if differing else _NOTHING),
-            *[
-                text.hung(
-                    f"{_signed(after - before):>12}{size(before):>12}{size(after):>12}",
-                    name,
-                    _NAME_LINES,
-                )
-                for name, before, after in differing[: args.n]
-            ],
-            "",
-            text.wrapped(f"{_verdict_of(found)}: {leaks.verdict(last)}", ""),
-            *[
-                text.hung(f"  +{size(g.per_step)} a {turn}", g.name, _NAME_LINES)
-                for g in growth[: args.n]
-            ],
-            *[text.wrapped(caveat) for caveat in caveats],
-        ]
-        content: dict[str, Any] = {
-            "changes": [
-                {"name": name, "before_bytes": before, "after_bytes": after}
-                for name, before, after in changes
-            ],
-            "verdict": leaks.verdict(last),
-            "leak": [{"name": g.name, "bytes_per_step": g.per_step} for g in growth],
-            "caveats": caveats,
-        }
-        console.deliver(
-            args,
-            "\n".join(lines),
-            content,
-            f"pyalloc top {console.quoted(args.file[-1])} --over-time",
-        )
-        return 1 if growth else 0
+                *compared.verdict(told, args.n),
+                *map(text.wrapped, compared.caveats(told)),
+            ]
+            console.deliver(args, "\n".join(lines), compared.data(told), then)
+        return 1 if leaks.growth(last) else 0
 
 
 def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
@@ -117,19 +93,6 @@ def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
     progress.close()
     trace.check_device(found, args.device)
     return found
-
-
-def _verdict_of(found: list[Analysis]) -> str:
-    """It is of the steps of one file, whatever the table above compares."""
-    return f"verdict on {found[-1].path.name} by itself" if len(found) > 1 else "verdict"
-
-
-def _caveats(found: list[Analysis]) -> list[str]:
-    """Of two files each told with its name."""
-    names = [f"{each.path.name}: " if len(found) > 1 else "" for each in found]
-    return [
-        name + caveat for name, each in zip(names, found, strict=True) for caveat in each.caveats
-    ]
 
 
 def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tuple[str, str]]:
@@ -180,20 +143,3 @@ def _numbers(found: Analysis) -> str:
     if end is None:
         return f"steps go from {min(numbers)} to {max(numbers)}"
     return f"steps go from {min(numbers)} to {end[0]}, and {end[1]} stands for the end of the last"
-
-
-def _changes(
-    before: tuple[Analysis, Moment], after: tuple[Analysis, Moment]
-) -> list[tuple[str, int, int]]:
-    tables = [_table(found.by_line(moment.blocks)) for found, moment in (before, after)]
-    names = {*tables[0], *tables[1]}
-    rows = [(name, tables[0].get(name, 0), tables[1].get(name, 0)) for name in names]
-    return sorted(rows, key=lambda row: (-abs(row[2] - row[1]), row[0]))
-
-
-def _table(rows: list[Row]) -> dict[str, int]:
-    return {row.name: row.bytes for row in rows}
-
-
-def _signed(value: int) -> str:
-    return ("+" if value >= 0 else "-") + size(abs(value))

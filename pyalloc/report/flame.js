@@ -31,7 +31,8 @@ function tree() {
   return root;
 }
 const isSought = name => sought.split(/\s+/).every(word => name.toLowerCase().includes(word));
-const depthOf = node => 1 + Math.max(0, ...[...node.children.values()].map(depthOf));
+const partOf = (node, w, child) => w * child.bytes / Math.max(1, node.bytes); // how wide, where the node has so much room
+const depthOf = (node, w) => 1 + [...node.children.values()].filter(c => partOf(node, w, c) >= .6).reduce((most, c) => Math.max(most, depthOf(c, partOf(node, w, c))), 0);
 const bySize = node => [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
 const nBlocks = n => `${n.toLocaleString()} block${n === 1 ? "" : "s"}`;
 function hue(name) { let h = 0; for (const c of name.split(" ")[0]) h = (h * 31 + c.charCodeAt(0)) % 60; return h; }
@@ -42,7 +43,7 @@ function flame() {
   let node = root;
   for (const name of zoomed) { const next = node.children.get(name); if (!next) break; node = next; }
   const canvas = $("flame");
-  canvas.dataset.height = Math.min(60, depthOf(node) + (node === root ? 0 : 1)) * ROW;
+  canvas.dataset.height = Math.min(60, depthOf(node, canvas.clientWidth) + (node === root ? 0 : 1)) * ROW;
   const [g, width] = pen(canvas);
   cells = []; g.font = "11px system-ui"; g.textBaseline = "middle";
   const cell = (item, x, y, w, path) => {
@@ -59,7 +60,7 @@ function flame() {
     cell(item, x, y, w, path);
     let at = x;
     for (const child of bySize(item)) {
-      const part = w * child.bytes / Math.max(1, item.bytes);
+      const part = partOf(item, w, child);
       if (part >= .6) draw(child, at, y + ROW, part, [...path, child.name]);
       at += part;
     }

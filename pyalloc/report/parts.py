@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ class Stacks:
         if key not in self.numbers:
             if len(self.stacks) == MOST_STACKS:
                 return -1
-            frames = self.frames_of(stack, label)
-            self.numbers[key] = len(self.stacks)
-            self.stacks.append(
-                [self.frames.setdefault(frame, len(self.frames)) for frame in frames]
-            )
+            self.numbers[key] = self.keep(self.frames_of(stack, label))
         return self.numbers[key]
+
+    def keep(self, frames: Iterable[tuple[str, int]]) -> int:
+        """The number of one more stack."""
+        self.stacks.append([self.frames.setdefault(frame, len(self.frames)) for frame in frames])
+        return len(self.stacks) - 1
 
     def frames_of(self, stack: int, label: str) -> list[tuple[str, int]]:
         """Of a stack, or the label where there is none, outermost first."""

@@ -1,0 +1,111 @@
+"""One axis for the timelines of two recordings: steps of one number, and in them phases of one name, lie together."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyalloc.analysis import Analysis
+
+_MOST_STEPS = 400
+_MOST_PHASED = 100  # steps: of more no phase could be told apart
+Mark = tuple[int, int]  # events: of the first, and of the second that lies at the same place
+
+
+class Axis(NamedTuple):
+    """marks: (event of the first, of the second, place from 0 to 1), ascending; steps: (number, place) of begins."""
+
+    marks: list[tuple[int, int, float]]
+    steps: list[tuple[int, float]]
+
+
+def axis(before: Analysis, after: Analysis) -> Axis:
+    """Each step as wide as another, unless it is shorter than most.
+
+    Steps that only one has come last, in no more room than those that both have.
+    """
+    ends = before.totals["n_events"], after.totals["n_events"]
+    common = _alike(
+        [(step[0], step[1]) for step in before.steps], [(step[0], step[1]) for step in after.steps]
+    )
+    common = common[:: max(1, -(-len(common) // _MOST_STEPS))]
+    begins = [both for _, both in common]
+    own = [  # where what both have ends
+        next((step[1] for step in found.steps if begins and step[1] > begins[-1][i]), end)
+        for i, (found, end) in enumerate(zip((before, after), ends, strict=True))
+    ]
+    edges = [(0, 0), *begins, (own[0], own[1])]
+    widths = _widths(edges)
+    rest = max(
+        sum(step[1] >= end for step in found.steps)
+        for found, end in zip((before, after), own, strict=True)
+    )
+    edges.append(ends)
+    widths.append(min(float(rest), sum(widths)))
+    marks: list[tuple[int, int, float]] = []
+    place, total = 0.0, sum(widths) or 1.0
+    starts: list[float] = []
+    for (first, last), width in zip(itertools.pairwise(edges), widths, strict=True):
+        starts.append(place / total)
+        inner = _phases(before, after, first, last) if len(begins) <= _MOST_PHASED else []
+        marks += _spread([first, *inner, last], place / total, (place + width) / total)
+        place += width
+    steps = [(number, at) for (number, _), at in zip(common, starts[1:], strict=False)]
+    return Axis(marks, steps)
+
+
+def _alike(
+    first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
+) -> list[tuple[int, Mark]]:
+    """Of (number, event) of both: numbers that both have, in their order."""
+    matcher = difflib.SequenceMatcher(
+        None, [number for number, _ in first], [number for number, _ in second], autojunk=False
+    )
+    return [
+        (first[a + i][0], (first[a + i][1], second[b + i][1]))
+        for a, b, n in matcher.get_matching_blocks()
+        for i in range(n)
+    ]
+
+
+def _widths(edges: Sequence[Mark]) -> list[float]:
+    """Of what is before the first step, and of the steps: 1, less where one is shorter than most."""
+    both = list(itertools.pairwise(edges))
+    shares = []
+    for i in (0, 1):
+        events = [last[i] - first[i] for first, last in both]
+        usual = statistics.median(events[1:] or events) or max(*events, 1)
+        shares.append([n / usual for n in events])
+    return [min(1.0, (a + b) / 2) for a, b in zip(*shares, strict=True)]
+
+
+def _phases(before: Analysis, after: Analysis, first: Mark, last: Mark) -> list[Mark]:
+    """Begins and ends of those that both have between two marks."""
+    inside = [
+        [p for p in found.phases if p.depth == 0 and a <= p.begin and p.end <= b]
+        for found, a, b in zip((before, after), first, last, strict=True)
+    ]
+    first_names, last_names = ([phase.name for phase in phases] for phases in inside)
+    found: list[Mark] = []
+    blocks = difflib.SequenceMatcher(
+        None, first_names, last_names, autojunk=False
+    ).get_matching_blocks()
+    for a, b, n in blocks:
+        for one, other in zip(inside[0][a : a + n], inside[1][b : b + n], strict=True):
+            found += [(one.begin, other.begin), (one.end, other.end)]
+    return found
+
+
+def _spread(marks: Sequence[Mark], begin: float, end: float) -> list[tuple[int, int, float]]:
+    """Each with its place between two: by the mean of the shares of events that lie before it."""
+    first, last = marks[0], marks[-1]
+    wide = [last[i] - first[i] for i in (0, 1)]
+    found = []
+    for mark in marks:
+        shares = [(mark[i] - first[i]) / wide[i] for i in (0, 1) if wide[i]]
+        share = sum(shares) / len(shares) if shares else float(mark is last)
+        found.append((*mark, begin + share * (end - begin)))
+    return found

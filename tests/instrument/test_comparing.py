@@ -1,0 +1,286 @@
+"""Two recordings, or two moments of one, compared: the sentence, the tables, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dry_support import PATIENCE_S
+
+from instrument.test_html import browser, needs_browser
+from instrument.tools import MIB, Plan, pyalloc
+from pyalloc import aligned, trace
+from pyalloc.comparing import Comparison, Side
+from pyalloc.report import compared, comparison
+
+MODEL = "/home/me/{}/model.py"
+
+
+def training(
+    path: Path,
+    *,
+    batch: int = 4,
+    line: int = 10,
+    folder: str = "a",
+    n_steps: int = 3,
+    more: int = 0,
+) -> Path:
+    """Steps of forward and backward: weights, activations of two lines, more of which one run may have by itself."""
+    plan = Plan(path)
+    file = MODEL.format(folder)
+    plan.event("user", f"command=python train.py --batch {batch}")
+    plan.event("segment_alloc", addr=1 << 30, bytes=500 * MIB)
+    at = 1 << 30
+
+    def alloc(n: int, number: int, name: str) -> int:
+        nonlocal at
+        plan.event("alloc", addr=at, bytes=n, stack=plan.stack(number, name, file))
+        at += n
+        return at - n
+
+    alloc(64 * MIB, line - 5, "__init__")
+    for step in range(n_steps):
+        begin = at
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "forward")
+        made = [
+            alloc(batch * 8 * MIB, line, "attention"),
+            alloc(batch * 2 * MIB, line + 1, "attention"),
+        ]
+        if more:
+            made.append(alloc(more, line + 30, "cache"))
+        plan.event("phase_end", "forward")
+        plan.event("phase_begin", "backward")
+        for each in made:
+            plan.event("free_requested", addr=each)
+        plan.event("phase_end", "backward")
+        at = begin
+    return plan.done()
+
+
+def compared_of(before: Path, after: Path) -> Comparison:
+    first, second = (trace.analyse(path) for path in (before, after))
+    return Comparison(Side(first, first.peak, before.name), Side(second, second.peak, after.name))
+
+
+def test_the_first_sentence_says_how_much_and_by_what(tmp_path: Path) -> None:
+    before = training(tmp_path / "before.pya")
+    after = training(tmp_path / "after.pya", batch=8, more=MIB)
+    out = pyalloc("diff", before, after, "-q")
+    told = " ".join(out.split())
+    assert told.startswith(
+        "before.pya: peak 104.0 MiB; after.pya: 145.0 MiB, 41.0 MiB more (39.4 %). Most of it: "
+        "+40.0 MiB activations: attention (a/model.py); 1 other +1.0 MiB. "
+    )
+    assert "command --batch 8 (before: --batch 4)" in told
+    assert re.search(r"\n +\+32\.0 MiB +32\.0 MiB +64\.0 MiB  a/model\.py:10 attention\n", out)
+    assert re.search(r"\n +\+41\.0 MiB +104\.0 MiB +145\.0 MiB  forward\n", out)
+    assert all(len(line) <= 80 for line in out.splitlines()), out
+
+
+def test_lines_that_moved_are_one(tmp_path: Path) -> None:
+    """In another folder, and three lines further down; attention is as it was, and what is added is told."""
+    before = training(tmp_path / "before.pya")
+    after = training(tmp_path / "after.pya", line=13, folder="b", more=5 * MIB)
+    told = compared_of(before, after)
+    assert told.n_moved == 3
+    changed = [(row.name, row.bytes) for row in told.tables["line"] if row.bytes]
+    assert changed == [("b/model.py:43 cache", 5 * MIB)]
+    assert "3 lines of the code moved" in " ".join(pyalloc("diff", before, after, "-q").split())
+
+
+def test_nothing_that_changed_is_said_to_be_nothing(tmp_path: Path) -> None:
+    one, other = training(tmp_path / "one.pya"), training(tmp_path / "other.pya")
+    out = pyalloc("diff", one, other, "-q")
+    assert out.startswith("one.pya: peak 104.0 MiB; other.pya: 104.0 MiB. Every line holds as much")
+    assert "Not the same" not in out and "moved" not in out and " change " not in out
+
+
+def test_what_makes_up_for_something_is_told_where_the_peak_is_the_same(tmp_path: Path) -> None:
+    before = training(tmp_path / "before.pya", more=20 * MIB)
+    after = training(tmp_path / "after.pya", batch=6)
+    out = " ".join(pyalloc("diff", before, after, "-q").split())
+    assert "124.0 MiB; after.pya: 124.0 MiB, the same. Most of it:" in out
+    assert "+20.0 MiB activations: attention" in out and "-20.0 MiB activations: cache" in out
+
+
+def test_categories_that_only_one_knows_are_not_compared(tmp_path: Path, plan: Plan) -> None:
+    """A snapshot without ranges beside a recording."""
+    file = MODEL.format("a")
+    for i, (n, line, name) in enumerate([(64, 5, "__init__"), (40, 10, "attention")]):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=n * MIB, stack=plan.stack(line, name, file))
+    told = compared_of(training(tmp_path / "before.pya"), plan.done())
+    assert "category" not in told.tables and "contributor" not in told.tables
+    assert "+8.0 MiB a/model.py:10 attention" in compared.sentence(told)
+    assert "Only one of them tells of forward and backward" in " ".join(compared.notes(told))
+
+
+def test_a_side_without_any_memory_is_told(tmp_path: Path) -> None:
+    empty = Plan(tmp_path / "empty.pya").done()
+    out = pyalloc("diff", training(tmp_path / "before.pya"), empty, "-q")
+    assert out.startswith("empty.pya tells of no memory: there is nothing to compare.\n")
+
+
+def test_two_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None:
+    paths = []
+    for folder in ("main", "work"):
+        (tmp_path / folder).mkdir()
+        paths.append(training(tmp_path / folder / "out.pya"))
+    told = json.loads(pyalloc("diff", *paths, "--json", "-q"))
+    assert [told["before"]["name"], told["after"]["name"]] == [str(path) for path in paths]
+
+
+def test_numbers_of_the_comparison_for_programs(tmp_path: Path) -> None:
+    before, after = training(tmp_path / "before.pya"), training(tmp_path / "after.pya", batch=8)
+    told = json.loads(pyalloc("diff", before, after, "--json", "-q"))
+    assert told["after"]["allocated_bytes"] - told["before"]["allocated_bytes"] == 40 * MIB
+    assert told["settings"] == [{"name": "command", "before": "--batch 4", "after": "--batch 8"}]
+    for kind in ("contributor", "category", "size"):
+        rows = told["by"][kind]
+        assert sum(row["after_bytes"] - row["before_bytes"] for row in rows) == 40 * MIB, kind
+    steps = [(row["name"], row["after_bytes"]) for row in told["by"]["step"]]
+    assert steps == [(f"step {i}", 144 * MIB) for i in range(3)]
+
+
+def test_steps_and_phases_of_both_lie_together(tmp_path: Path) -> None:
+    """One run has more events in each forward pass, and two steps more."""
+    before = trace.analyse(training(tmp_path / "before.pya"))
+    after = trace.analyse(training(tmp_path / "after.pya", more=MIB, n_steps=5))
+    axis = aligned.axis(before, after)
+    assert [number for number, _ in axis.steps] == [0, 1, 2]
+    pairs = {(a, b) for a, b, _ in axis.marks}
+    for i in range(3):
+        assert (before.steps[i][1], after.steps[i][1]) in pairs
+    for name in ("forward", "backward"):
+        both = [[p for p in found.phases if p.name == name] for found in (before, after)]
+        for one, other in zip(*both, strict=False):
+            assert {(one.begin, other.begin), (one.end, other.end)} <= pairs
+    ends = before.totals["n_events"], after.totals["n_events"]
+    assert axis.marks[0] == (0, 0, 0.0) and axis.marks[-1] == (*ends, 1.0)
+    for i in range(3):  # events and places
+        column = [mark[i] for mark in axis.marks]
+        assert column == sorted(column)
+    assert 0.4 < next(place for a, b, place in axis.marks if b == after.steps[3][1]) < 0.7
+
+
+def test_without_steps_the_whole_runs_lie_together(plan: Plan, tmp_path: Path) -> None:
+    plan.event("alloc", addr=1 << 30, bytes=MIB)
+    one = trace.analyse(plan.done())
+    other = Plan(tmp_path / "other.pya")
+    for i in range(3):
+        other.event("alloc", addr=(i + 1) << 30, bytes=MIB)
+    axis = aligned.axis(one, trace.analyse(other.done()))
+    assert (axis.marks[0], axis.marks[-1], axis.steps) == ((0, 0, 0.0), (1, 3, 1.0), [])
+
+
+def content(told: Comparison) -> dict[str, Any]:
+    (found,) = re.findall(
+        r'<script id="data" type="application/json">(.*?)</script>', comparison.page(told)
+    )
+    data: dict[str, Any] = json.loads(found)
+    return data
+
+
+def test_the_pages_flame_graph_has_the_bytes_of_both(tmp_path: Path) -> None:
+    """Also where there are more stacks than it shows."""
+    paths = []
+    for which in range(2):
+        plan = Plan(tmp_path / f"{which}.pya")
+        for i in range(2000):
+            n = 512 * (i % 7 + 1 + which * (i == 5))
+            plan.event("alloc", addr=(i + 1) << 30, bytes=n, stack=plan.stack(i, f"f{i}"))
+        paths.append(plan.done())
+    told = compared_of(*paths)
+    rows = content(told)["flame"]
+    assert len(rows) <= 1500
+    for column, side in ((0, told.before), (2, told.after)):
+        assert sum(row[column] for row in rows) == side.moment.allocated_bytes
+        assert sum(row[column + 1] for row in rows) == 2000
+    (grown,) = [row for row in rows if row[0] != row[2]]
+    assert grown[2] - grown[0] == 512 and rows[0] == grown  # what changed is first
+
+
+def test_a_page_is_written_once(tmp_path: Path) -> None:
+    before, after = training(tmp_path / "before.pya"), training(tmp_path / "after.pya", batch=8)
+    page = tmp_path / "diff.html"
+    out = pyalloc("diff", before, after, "-o", page)
+    assert "40.0 MiB more (38.5 %)" in " ".join(out.split()) and f"wrote {page}" in out
+    assert "exists; --force overwrites it" in pyalloc("diff", before, after, "-o", page, expect=2)
+    pyalloc("diff", before, after, "-o", page, "--force")
+    shutil.copy(after, tmp_path / "cut.pya.part")
+    with (tmp_path / "cut.pya.part").open("rb+") as file:
+        file.truncate(after.stat().st_size - 1)
+    out = pyalloc("diff", before, tmp_path / "cut.pya.part", "-q")
+    assert "The file was cut off" in out and "40.0 MiB more" in " ".join(out.split())
+
+
+@needs_browser
+def test_the_page_compares_in_a_browser(tmp_path: Path) -> None:
+    before = training(tmp_path / "before.pya", more=6 * MIB)
+    after = training(tmp_path / "after<script>.pya", batch=8)
+    page = tmp_path / "diff.html"
+    pyalloc("diff", before, after, "-o", page)
+    with browser() as view:
+        for domain in ("Runtime", "Network", "Log", "Page"):
+            view.call(f"{domain}.enable")
+        view.call("Page.navigate", url=page.as_uri())
+        deadline = time.monotonic() + PATIENCE_S
+        while view.value("typeof draw") != "function":
+            assert time.monotonic() < deadline
+        assert "34.0 MiB more" in view.value("$('answer').textContent")
+        column = "[...$('changes').tBodies[0].rows].map(r => r.cells[{}].textContent)"
+        assert view.value(column.format(0)) == ["+40.0 MiB", "-6.0 MiB", "0"]
+        head = "$('changes').tHead.rows[0].cells[{}]"
+        view.value(f"{head.format(2)}.firstChild.click()")  # after, largest first
+        assert view.value(column.format(2)) == ["80.0 MiB", "64.0 MiB", "0 bytes"]
+        assert view.value(f"{head.format(2)}.getAttribute('aria-sort')") == "descending"
+        view.value(f"{head.format(2)}.firstChild.click()")
+        assert view.value(column.format(2)) == ["0 bytes", "64.0 MiB", "80.0 MiB"]
+        view.value(f"{head.format(4)}.firstChild.click()")  # names, from a on
+        names = view.value(column.format(4))
+        assert names == sorted(names)
+        view.value("document.querySelector('[data-kind=step]').click()")
+        assert view.value(column.format(4)) == ["step 0", "step 1", "step 2"]
+        press = "(id, key) => $(id).dispatchEvent(new KeyboardEvent('keydown', {key, cancelable: true}))"
+        assert view.value(f"({press})('timeline', 'ArrowRight')") is False
+        told = view.value("$('timeline-at').textContent")
+        assert told.startswith("step 0, forward: 110.0 MiB, then 144.0 MiB, +34.0 MiB"), told
+        assert view.value(f"({press})('timeline', 'Tab')") is True
+        assert view.value("$('flame-title').textContent").endswith(": 110.0 MiB, then 144.0 MiB")
+        widths = {}
+        for kind in ("after", "before", "what changed"):
+            view.value(f"$('width').value = '{kind}', $('width').onchange()")
+            cells = view.value("cells.map(c => [c[3].name, c[3].bytes])")
+            widths[kind] = dict(cells)
+        assert widths["after"]["all"] == 144 * MIB and widths["before"]["all"] == 110 * MIB
+        assert widths["what changed"]["all"] == 46 * MIB
+        assert "a/model.py:40 cache" not in widths["after"]
+        assert widths["before"]["a/model.py:40 cache"] == 6 * MIB
+        color = "LOOK.color(cells.find(c => c[3].name.endsWith('{}'))[3])"
+        view.value("$('width').value = 'before', $('width').onchange()")
+        reds = [view.value(color.format(name)) for name in ("10 attention", "cache", "__init__")]
+        assert reds[0].startswith("#ef4444") and reds[1].startswith("#2563eb") and len(reds[2]) < 9
+        screen = {"height": 800, "deviceScaleFactor": 1, "mobile": True}
+        view.call("Emulation.setDeviceMetricsOverride", width=390, **screen)
+        assert view.value("document.documentElement.scrollWidth") == 390
+        methods = [event["method"] for event in view.events]
+        for wrong in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
+            assert wrong not in methods, view.events
+        requests = [
+            event["params"]["request"]["url"]
+            for event in view.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        assert requests in ([], [page.as_uri()])
+
+
+@pytest.mark.parametrize("words", [["--steps", "0", "2"], []])
+def test_a_page_of_two_steps_of_one(tmp_path: Path, words: list[str]) -> None:
+    path, page = training(tmp_path / "out.pya"), tmp_path / "steps.html"
+    pyalloc("diff", path, *words, "-o", page)
+    assert '"isOfOne":true' in page.read_text()
