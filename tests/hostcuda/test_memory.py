@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from pyalloc import hostcuda
+from pyalloc import elf, hostcuda
 
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
@@ -392,6 +392,25 @@ def test_failures_can_be_aimed_at_a_function(cuda: Cuda) -> None:
     assert cuda("cudaPeekAtLastError") == 719
     assert cuda("cudaGetLastError") == 719
     cuda.ok("cudaFree", cuda.malloc(1))
+
+
+@pytest.mark.parametrize("library", ["libcuda.so.1", "libcudart.so.13"])
+def test_every_entry_point_counts_and_can_be_failed(
+    cuda: Cuda, libraries: Path, library: str
+) -> None:
+    """But for those that ask about versions, errors and names, which a device has no part in."""
+    quiet = ("Version", "Error", "ProcAddress", "EntryPoint")
+    symbols = elf.read(libraries / library)
+    offered = symbols.defined - symbols.weak  # these are stubs
+    names = [n for n in offered if n.startswith("cu") and not any(word in n for word in quiet)]
+    assert len(names) > 80
+    for name in sorted(names):
+        before = cuda.control("calls", name.encode())
+        cuda.control("fail_nth", ctypes.c_uint64(1), name.encode(), 719)
+        assert cuda(name, *[0] * 12) == 719, name  # without a look at its arguments
+        assert cuda.control("calls", name.encode()) == before + 1, name
+        if library == "libcudart.so.13":
+            assert cuda("cudaGetLastError") == 719, name
 
 
 def test_calls_are_counted_by_name(cuda: Cuda) -> None:

@@ -78,6 +78,44 @@ def test_imports_need_no_open_file_each(cuda: Cuda) -> None:
     assert len(os.listdir("/proc/self/fd")) <= files + 1
 
 
+def others_file(*words: bytes) -> int:
+    """The memory of a process that shares the device: a page of each word."""
+    fd = os.memfd_create("pyalloc-hostcuda-0")
+    os.ftruncate(fd, BYTES)
+    for i, word in enumerate(words):
+        os.pwrite(fd, word, i * PAGE)
+    return fd
+
+
+def page_of(cuda: Cuda, fd: int, page: int) -> int:
+    os.lseek(fd, page * PAGE + 1, os.SEEK_SET)
+    return cuda.out("cuMemImportFromShareableHandle", fd, POSIX_FD)
+
+
+def test_a_process_s_file_stays_open_as_long_as_something_of_it_is_here(cuda: Cuda) -> None:
+    """And its ranges are those of that file, whatever others are here and go."""
+
+    def n_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    files = n_files()
+    one, two = others_file(b"one", b"more"), others_file(b"two")
+    handles = [page_of(cuda, one, 0), page_of(cuda, two, 0), page_of(cuda, one, 1)]
+    os.close(one)
+    os.close(two)
+    assert n_files() == files + 2
+    cuda.ok("cuMemRelease", handles[0])
+    at = cuda.reserve(PAGE)
+    for handle, word in ((handles[2], b"more"), (handles[1], b"two")):
+        cuda.ok("cuMemMap", at, PAGE, 0, handle, 0)
+        assert cuda.access(at, PAGE) == 0
+        assert cuda.get(at, len(word)) == word
+        cuda.ok("cuMemUnmap", at, PAGE)
+        cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemAddressFree", at, PAGE)
+    assert n_files() == files
+
+
 OTHER = """
 import ctypes, sys
 from tests.hostcuda.conftest import Cuda
