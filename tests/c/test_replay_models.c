@@ -267,6 +267,7 @@ test_find_min(void) {
     settings.policy = PYA_REPLAY_PYALLOC;
     CHECK_OK(pya_replay_find_min(program, &settings, &min));
     CHECK_EQ(min.bytes, 120 * MIB);
+    CHECK_EQ(min.n_replays, 2); /* ample memory, and what that took; what is live can fit into no less */
     settings.capacity_bytes = 100 * MIB;
     CHECK_EQ(pya_replay_find_min(program, &settings, &min), PYA_E_NOMEM);
     pya_program_destroy(program);

@@ -1,6 +1,7 @@
 /* Trace files: what is written is read back, cut files are read to the last whole chunk, damage is found, and no
  * input, however hostile, crashes the reader. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -340,6 +341,14 @@ test_writer_refuses(void) {
     free(large);
 }
 
+/* The same as before: everything that was opened since is closed. */
+static int
+next_descriptor(void) {
+    const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && close(fd) == 0);
+    return fd;
+}
+
 /* A file that is being written stays its writer's, asked to overwrite or not, also where who asks may not read it, and so not see
  * that it is; what nobody writes any more goes. */
 static void
@@ -350,6 +359,7 @@ test_one_writer_for_each_file(void) {
     snprintf(part, sizeof part, "%s.part", path);
     struct pya_trace_writer *first = NULL;
     struct pya_trace_writer *second = NULL;
+    const int descriptor = next_descriptor();
     CHECK_OK(pya_trace_create(path, false, &first));
     CHECK_EQ(pya_trace_create(path, false, &second), PYA_E_BUSY);
     CHECK_EQ(pya_trace_create(path, true, &second), PYA_E_BUSY);
@@ -370,6 +380,7 @@ test_one_writer_for_each_file(void) {
     CHECK_OK(pya_trace_create(path, true, &second));
     CHECK_OK(pya_trace_close(second));
     CHECK_EQ(access(part, F_OK), -1);
+    CHECK_EQ(next_descriptor(), descriptor);
 }
 
 /* Whatever happened since: a file that could not grow is told as that, also by the calls that follow. */
@@ -548,6 +559,7 @@ static void
 test_two_at_once(void) {
     (void)snprintf(race_path, sizeof race_path, "/tmp/pya-race-%d.pya", (int)getpid());
     CHECK_EQ(pthread_barrier_init(&race_begins, NULL, 2), 0);
+    const int descriptor = next_descriptor();
     int n_lost = 0;
     int n_failed = 0;
     for (int i = 0; i < N_RACES; i++) {
@@ -568,6 +580,7 @@ test_two_at_once(void) {
     }
     CHECK_EQ(n_lost, 0);
     CHECK_EQ(n_failed, 0);
+    CHECK_EQ(next_descriptor(), descriptor);
     CHECK_EQ(pthread_barrier_destroy(&race_begins), 0);
 }
 
