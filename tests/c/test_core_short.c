@@ -416,94 +416,6 @@ test_more_than_the_limit_is_cached(void) {
     world_fini(&world);
 }
 
-static void
-test_advice(void) {
-    static const struct {
-        struct pya_oom_info info;
-        const char *says;
-    } rows[] = {
-        {{.requested_bytes = 8 * MIB,
-          .total_bytes = 100 * MIB,
-          .free_bytes = 50 * MIB,
-          .limit_bytes = 40 * MIB},
-         "the limit of 40.00 MiB has not"},
-        {{.requested_bytes = 8 * MIB,
-          .total_bytes = 100 * MIB,
-          .limit_bytes = SIZE_MAX,
-          .reserved_bytes = 20 * MIB,
-          .allocated_bytes = 20 * MIB},
-         "80.00 MiB of the device are held outside"},
-        {{.requested_bytes = 8 * MIB,
-          .total_bytes = 100 * MIB,
-          .limit_bytes = SIZE_MAX,
-          .reserved_bytes = 100 * MIB,
-          .allocated_bytes = 20 * MIB,
-          .private_bytes = 60 * MIB},
-         "60.00 MiB lie idle in private pools"},
-        {{.requested_bytes = 8 * MIB,
-          .total_bytes = 100 * MIB,
-          .limit_bytes = SIZE_MAX,
-          .reserved_bytes = 100 * MIB,
-          .allocated_bytes = 20 * MIB,
-          .has_vmm = true},
-         "pieces smaller than a page"},
-        {{.requested_bytes = 8 * MIB,
-          .total_bytes = 100 * MIB,
-          .limit_bytes = SIZE_MAX,
-          .reserved_bytes = 100 * MIB,
-          .allocated_bytes = 20 * MIB},
-         "virtual memory calls"},
-        {{.requested_bytes = 8 * MIB,
-          .total_bytes = 100 * MIB,
-          .limit_bytes = SIZE_MAX,
-          .reserved_bytes = 100 * MIB,
-          .allocated_bytes = 99 * MIB},
-         "a smaller batch, or `pyalloc report`"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char text[PYA_OOM_TEXT_BYTES];
-        (void)pya_oom_text(&rows[i].info, text, sizeof text);
-        if (!CHECK(strstr(text, rows[i].says) != NULL)) {
-            fprintf(stderr, "    %s\n", text);
-        }
-    }
-}
-
-/* ---- device errors ---- */
-
-static void
-test_a_lost_device_is_explained_once(void) {
-    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
-    char text[512];
-    pya_dptr ptr;
-    world_init(&world, "");
-    pya_dptr first = take(&world, 4 * MIB, 0);
-    pya_sim_fail(world.sim, PYA_SIM_ANY_CALL, 1, PYA_E_DEVICE, true);
-    CHECK_EQ(pya_alloc(world.heap, 0, 60 * MIB, 0, &ptr), PYA_E_DEVICE);
-    (void)pya_heap_error_text(world.heap, PYA_E_DEVICE, "allocation failed", 0, text, sizeof text);
-    CHECK(strstr(text, "cuMemCreate of 2097152 bytes on GPU 0 gave ") != NULL);
-    CHECK(strstr(text, "CUDA_LAUNCH_BLOCKING=1") != NULL);
-    (void)pya_heap_error_text(world.heap, PYA_E_DEVICE, "trimming failed", -1, text, sizeof text);
-    CHECK(strstr(text, "trimming failed: GPU 0 failed earlier") != NULL);
-    CHECK(strstr(text, "CUDA_LAUNCH_BLOCKING") == NULL);
-    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
-    CHECK_OK(pya_free(world.heap, first));
-    (void)pya_sim_fail_clear(world.sim);
-    world_fini(&world);
-}
-
-static void
-test_error_text_without_a_device(void) {
-    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
-    char text[512];
-    world_init(&world, "");
-    (void)pya_heap_error_text(world.heap, PYA_E_FOREIGN, "freeing failed", -1, text, sizeof text);
-    CHECK(strcmp(text, "freeing failed: the pointer was not handed out by this allocator") == 0);
-    (void)pya_heap_error_text(NULL, PYA_E_DEVICE, "it failed", 0, text, sizeof text);
-    CHECK(strcmp(text, "it failed: a device call failed") == 0);
-    world_fini(&world);
-}
-
 /* ---- every call may fail ---- */
 
 enum { SWEEP_HELD = 10 };
@@ -586,9 +498,6 @@ static const struct check_case cases[] = {
     {"impossible_request_is_counted", test_impossible_request_is_counted},
     {"impossible_request_changes_nothing", test_impossible_request_changes_nothing},
     {"more_than_the_limit_is_cached", test_more_than_the_limit_is_cached},
-    {"advice", test_advice},
-    {"a_lost_device_is_explained_once", test_a_lost_device_is_explained_once},
-    {"error_text_without_a_device", test_error_text_without_a_device},
     {"sweep", test_sweep},
 };
 

@@ -257,8 +257,7 @@ test_find_min(void) {
     CHECK_EQ(result.n_calls, 2);
     struct pya_replay_min min;
     CHECK_OK(pya_replay_find_min(program, &settings, &min));
-    /* the 60 in the 100 leaves 40 stuck: 160 or nothing */
-    CHECK_EQ(min.bytes, 160 * MIB);
+    CHECK_EQ(min.bytes, 160 * MIB); /* the 60 in the 100 leaves 40 stuck: 160 or nothing */
     CHECK_EQ(min.safe_bytes, 160 * MIB);
     CHECK_EQ(min.n_holes, 0);
     settings.policy = PYA_REPLAY_EXPANDABLE;
@@ -267,7 +266,7 @@ test_find_min(void) {
     settings.policy = PYA_REPLAY_PYALLOC;
     CHECK_OK(pya_replay_find_min(program, &settings, &min));
     CHECK_EQ(min.bytes, 120 * MIB);
-    CHECK_EQ(min.n_replays, 2); /* ample memory, and what that took; what is live can fit into no less */
+    CHECK_EQ(min.n_replays, 2); /* ample, and what that took */
     settings.capacity_bytes = 100 * MIB;
     CHECK_EQ(pya_replay_find_min(program, &settings, &min), PYA_E_NOMEM);
     pya_program_destroy(program);

@@ -1,7 +1,6 @@
 /* Trace files: what is written is read back, cut files are read to the last whole chunk, damage is found, and no
  * input, however hostile, crashes the reader. */
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -341,48 +340,6 @@ test_writer_refuses(void) {
     free(large);
 }
 
-/* The same as before: everything that was opened since is closed. */
-static int
-next_descriptor(void) {
-    const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    CHECK(fd >= 0 && close(fd) == 0);
-    return fd;
-}
-
-/* A file that is being written stays its writer's, asked to overwrite or not, also where who asks may not read it, and so not see
- * that it is; what nobody writes any more goes. */
-static void
-test_one_writer_for_each_file(void) {
-    char path[128];
-    char part[256];
-    snprintf(path, sizeof path, "%s", in_folder("shared.pya"));
-    snprintf(part, sizeof part, "%s.part", path);
-    struct pya_trace_writer *first = NULL;
-    struct pya_trace_writer *second = NULL;
-    const int descriptor = next_descriptor();
-    CHECK_OK(pya_trace_create(path, false, &first));
-    CHECK_EQ(pya_trace_create(path, false, &second), PYA_E_BUSY);
-    CHECK_EQ(pya_trace_create(path, true, &second), PYA_E_BUSY);
-    CHECK(chmod(folder, 0777) == 0 && chmod(part, 0) == 0);
-    const bool is_root = geteuid() == 0;
-    if (!is_root || seteuid(65534) == 0) { /* nobody; some containers have one user only */
-        CHECK_EQ(pya_trace_create(path, true, &second), PYA_E_IO);
-        CHECK_EQ(errno, EACCES);
-        CHECK(!is_root || seteuid(0) == 0);
-    }
-    struct pya_trace_event event = {.kind = PYA_TRACE_SNAPSHOT};
-    CHECK_OK(pya_trace_write(first, &event));
-    CHECK_OK(pya_trace_close(first));
-    CHECK_OK(pya_trace_create(path, true, &second));
-    CHECK_OK(pya_trace_close(second));
-    FILE *left = fopen(part, "w");
-    CHECK(left != NULL && fclose(left) == 0);
-    CHECK_OK(pya_trace_create(path, true, &second));
-    CHECK_OK(pya_trace_close(second));
-    CHECK_EQ(access(part, F_OK), -1);
-    CHECK_EQ(next_descriptor(), descriptor);
-}
-
 /* Whatever happened since: a file that could not grow is told as that, also by the calls that follow. */
 static void
 test_errno_of_the_first_failure_stays(void) {
@@ -537,55 +494,7 @@ test_host_memory_sweep(void) {
     }
 }
 
-/* Two processes that begin at once, told apart by their locks as two threads are: one of them has the name. */
-enum { N_RACES = 2000 };
-static pthread_barrier_t race_begins;
-static char race_path[64];
-static pya_status race_ends[2];
-
-static void *
-race_once(void *number) {
-    pya_status *end = &race_ends[(uintptr_t)number];
-    struct pya_trace_writer *writer = NULL;
-    (void)pthread_barrier_wait(&race_begins);
-    *end = pya_trace_create(race_path, false, &writer);
-    if (*end == PYA_OK) {
-        *end = pya_trace_close(writer);
-    }
-    return NULL;
-}
-
-static void
-test_two_at_once(void) {
-    (void)snprintf(race_path, sizeof race_path, "/tmp/pya-race-%d.pya", (int)getpid());
-    CHECK_EQ(pthread_barrier_init(&race_begins, NULL, 2), 0);
-    const int descriptor = next_descriptor();
-    int n_lost = 0;
-    int n_failed = 0;
-    for (int i = 0; i < N_RACES; i++) {
-        pthread_t other;
-        if (!CHECK_EQ(pthread_create(&other, NULL, race_once, (void *)1), 0)) {
-            break;
-        }
-        (void)race_once((void *)0);
-        CHECK_EQ(pthread_join(other, NULL), 0);
-        int n_done = 0;
-        for (int k = 0; k < 2; k++) {
-            n_done += race_ends[k] == PYA_OK;
-            n_failed +=
-                race_ends[k] != PYA_OK && race_ends[k] != PYA_E_INVAL && race_ends[k] != PYA_E_BUSY;
-        }
-        n_lost += n_done > 1; /* the second has replaced the first */
-        CHECK_EQ(unlink(race_path), n_done > 0 ? 0 : -1);
-    }
-    CHECK_EQ(n_lost, 0);
-    CHECK_EQ(n_failed, 0);
-    CHECK_EQ(next_descriptor(), descriptor);
-    CHECK_EQ(pthread_barrier_destroy(&race_begins), 0);
-}
-
 static const struct check_case cases[] = {
-    {"two_at_once", test_two_at_once},
     {"round_trip", test_round_trip},
     {"crc_is_zlibs", test_crc_is_zlibs},
     {"rewind", test_rewind},
@@ -593,7 +502,6 @@ static const struct check_case cases[] = {
     {"damage", test_damage},
     {"hostile", test_hostile},
     {"writer_refuses", test_writer_refuses},
-    {"one_writer", test_one_writer_for_each_file},
     {"errno_stays", test_errno_of_the_first_failure_stays},
     {"threads", test_threads},
     {"fork", test_fork},
