@@ -1,5 +1,5 @@
 /* What messages say: the advice of out of memory, errors of a device, and of one that does not open. */
-#include "world.h"
+#include "pools.h"
 
 static void
 test_advice(void) {
@@ -52,6 +52,30 @@ test_advice(void) {
             fprintf(stderr, "    %s\n", text);
         }
     }
+}
+
+/* Free memory that the request could have used, and apart from it what lies in private pools. */
+static void
+test_idle_memory_of_pools_is_told_apart(void) {
+    struct world world = {.config = {0}};
+    struct pya_oom_info info;
+    pya_dptr ptr;
+    pools_init(&world, "");
+    pya_dptr held = take(&world, MIB, 0);
+    pool_begin(&world);
+    give(&world, take(&world, 20 * MIB, 0));
+    CHECK_EQ(pya_alloc(world.heap, 0, 1024 * MIB, 0, &ptr), PYA_E_NOMEM);
+    pya_heap_oom_info(world.heap, &info);
+    CHECK_EQ(info.private_bytes, 0);
+    CHECK_EQ(info.largest_free_bytes, 20 * MIB);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    CHECK_EQ(pya_alloc(world.heap, 0, 1024 * MIB, 0, &ptr), PYA_E_NOMEM);
+    pya_heap_oom_info(world.heap, &info);
+    CHECK(info.private_bytes >= 20 * MIB);
+    CHECK(info.largest_free_bytes > 0 && info.largest_free_bytes < 4 * MIB);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    give(&world, held);
+    world_fini(&world);
 }
 
 /* ---- device errors ---- */
@@ -138,6 +162,7 @@ test_error_text_of_a_device_that_does_not_open(void) {
 
 static const struct check_case cases[] = {
     {"advice", test_advice},
+    {"idle_memory_of_pools", test_idle_memory_of_pools_is_told_apart},
     {"a_lost_device_once", test_a_lost_device_is_explained_once},
     {"error_text_without_a_device", test_error_text_without_a_device},
     {"error_text_of_no_opening", test_error_text_of_a_device_that_does_not_open},
