@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pyalloc import attention, checkpoints, leaks, recorded, source, training
+from pyalloc import attention, checkpoints, collected, leaks, recorded, source, training
 from pyalloc.analysis import FORWARDS, Advice, Analysis, Phase, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.falling import alive_at, falls_by
@@ -42,6 +42,7 @@ def advise(analysis: Analysis) -> list[Advice]:
         *_loaded(analysis),
         *training.advice(analysis),
         *attention.advice(analysis),
+        *collected.advice(analysis),
         # For a backward that comes, of passes that need one.
         *([] if _is_in_one(idle, analysis) or unused else checkpoints.advice(analysis, kept)),
         *_fragmentation(analysis),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pyalloc import _core, source
@@ -32,14 +32,16 @@ def look_for_all(
     _workspaces(analysis, file, device, progress)
 
 
-def outermost(phases: Iterable[Phase]) -> Iterator[Phase]:
-    """Forward, backward and optimizer, in phases of the program's own too.
+def outermost(
+    phases: Iterable[Phase], names: Sequence[str] = ("forward", "backward", "optimizer")
+) -> Iterator[Phase]:
+    """Those of these names, in phases of the program's own too.
 
     Not in each other: a checkpoint's forward in backward is none.
     """
     end = -1
     for phase in phases:
-        if phase.name in ("forward", "backward", "optimizer") and phase.begin >= end:
+        if phase.name in names and phase.begin >= end:
             end = phase.end
             yield phase
 

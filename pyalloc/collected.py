@@ -1,0 +1,93 @@
+"""Results of passes without a backward that pile up on the device: in a list, or joined to what is there already."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator
+
+from pyalloc import leaks
+from pyalloc.analysis import FORWARDS, Advice, Analysis
+from pyalloc.falling import falls_by
+from pyalloc.findings import outermost
+from pyalloc.moments import Block
+from pyalloc.units import size
+
+_SHARE = 0.1  # of the peak: saving less is not worth a word
+_PASSES = 4  # that left a result: fewer may be what is under way
+_PHASES = ("forward", "backward", "optimizer", "inference")
+_ROUNDING = 512  # of a block's bytes
+_OF_A_MODEL = ("parameters", "buffers", "gradients", "optimizer state", "workspace")
+
+
+def advice(analysis: Analysis) -> Iterator[Advice]:
+    """Of each line's results the first kind that saves enough; leaks are told of as such."""
+    held: dict[int, list[Block]] = defaultdict(list)
+    for block in analysis.peak.blocks:
+        if analysis.category(block) not in _OF_A_MODEL:
+            held[block.stack].append(block)
+    for grown in leaks.growth(analysis):
+        held.pop(grown.stack, None)
+    for blocks in held.values():
+        yield from _listed(blocks, analysis)
+        yield from _joined(blocks, analysis)
+
+
+def _listed(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
+    """One of each pass, kept over the passes after it."""
+    passes = list(outermost(analysis.phases, _PHASES))
+    of_pass: dict[int, list[Block]] = defaultdict(list)
+    for block in blocks:
+        at = bisect.bisect_left(passes, block.alloc_event, key=lambda phase: phase.begin) - 1
+        if at >= 0 and passes[at].name == "inference":
+            of_pass[at].append(block)
+    of_pass.pop(max(of_pass, default=-1), None)  # it may be at work with it
+    kept = [block for made in of_pass.values() for block in made]
+    saved = falls_by(kept, analysis, ("inference",)) if len(of_pass) >= _PASSES else 0
+    if saved > _SHARE * analysis.peak.allocated_bytes:
+        yield Advice(
+            "collected",
+            f"{len(kept)} tensors of {_name(blocks, analysis)} hold {size(sum(b.bytes for b in kept))} at the peak: "
+            f"what {len(of_pass)} passes without a backward left on the device. "
+            f"{_instead(blocks, analysis)} The peak falls by about {size(saved)} then.",
+            saved,
+        )
+
+
+def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
+    """torch.cat() at work: a part, what is there already, and a new tensor for both."""
+    if len(blocks) != 2 or any(b.phase in FORWARDS for b in blocks):  # of a model's own: a cache
+        return
+    before, whole = sorted(blocks, key=lambda block: block.alloc_event)
+    added = whole.bytes - before.bytes
+    is_part = any(
+        abs(block.bytes - added) <= _ROUNDING
+        and before.alloc_event < block.alloc_event < whole.alloc_event
+        for block in analysis.peak.blocks
+    )
+    saved = falls_by(blocks, analysis, ("inference",)) if is_part and added > 0 else 0
+    if saved > _SHARE * analysis.peak.allocated_bytes:
+        yield Advice(
+            "collected",
+            f"{_name(blocks, analysis)} joins a tensor of {size(before.bytes)} and {size(added)} more into a new one "
+            "of both, each time: old and new are there at once, and few of them fit into memory that others left. "
+            f"{_instead(blocks, analysis)} The peak falls by about {size(saved)} then.",
+            saved,
+        )
+
+
+def _name(blocks: list[Block], analysis: Analysis) -> str:
+    return analysis.name(blocks[0].stack)
+
+
+def _instead(blocks: list[Block], analysis: Analysis) -> str:
+    frames = analysis.frames(blocks[0].stack)
+    if any(file.endswith("/transformers/trainer.py") for _, file, _ in frames):
+        return (
+            "Of transformers' Trainer eval_accumulation_steps=1 brings them to the host, and "
+            "preprocess_logits_for_metrics keeps less of each (.argmax(-1))."
+        )
+    return (
+        "Where the device does not need them, bring each to the host as it is made (`.cpu()`) and join them there, or "
+        "keep less of each (`.argmax(-1)`, a sum)."
+    )
