@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import weakref
 import zlib
@@ -19,7 +20,7 @@ FEW_NUMBERS = 2**12  # lengths, shares: one for each sample or graph
 MOST_ASKED = 1000  # of one thing: a loop that waits for kernels nobody tells of ends
 # In place of a count of changes: graphs change it; something did that was not followed.
 _REPEATED, _LOST = -1, -2
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE  # of the kernel, which has 64 KiB on some arm64 machines
 _host = ctypes.CDLL(None)
 
 
