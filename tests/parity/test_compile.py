@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 
 @pytest.mark.parametrize(
     "mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -73,9 +75,12 @@ def test_graph_trees_return_to_earlier_states() -> None:
             del b
             d = first(c)
             del a, c, d
-        assert get_container(0).tree_manager.debug_checkpointing_counter >= 2
-        # torch 2.9 keeps two small tensors of the random generator while graphs live
-        assert torch.cuda.memory_allocated() <= before + 1024
+        trees = get_container(0).tree_manager
+        assert trees.debug_checkpointing_counter >= 2
+        # While graphs live torch 2.9 keeps two small tensors of the random generator, 2.12 and 2.13 two for each, the
+        # trees' first, empty one too
+        n_kept = trees.new_graph_id().id + 1 if TORCH in ((2, 12), (2, 13)) else 1
+        assert torch.cuda.memory_allocated() <= before + 1024 * n_kept
         torch._dynamo.reset()
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,10 +128,13 @@ def test_tensors_outlive_their_pool(own: OwnAllocator) -> None:
 def test_managed_memory_comes_by_such_an_allocator(
     own: OwnAllocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.cuda._use_uvm() makes its own from cuda-python, which knows no device here."""
+    """torch.cuda._use_uvm() makes its own from cuda-python, which knows no device here and may not be installed."""
     if not hasattr(torch.cuda.memory, "_use_uvm"):
-        pytest.skip("of torch 2.14 on")
-    monkeypatch.setattr(torch.cuda.memory, "_UVM_ALLOCATOR", (None, None, own.allocator))
+        pytest.skip("of torch 2.13 on")
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=SimpleNamespace()))
+    # Anew for each call in 2.13, once in later ones.
+    monkeypatch.setattr(torch.cuda.memory, "_UVM_ALLOCATOR", None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_customAllocator", lambda *functions: own.allocator)
     with torch.cuda.memory._use_uvm() as pool:
         tensor = empty(30 * MIB)
     assert tensor.data_ptr() in own.sizes
