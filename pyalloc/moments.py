@@ -63,6 +63,7 @@ class Moment:
     scan: _core.Scan = field(repr=False, compare=False)
     number: int = field(repr=False, compare=False)
     device: int = -1  # only this one
+    first_event: int = 0  # only what was allocated from it on
 
     @property
     def last_event(self) -> int:
@@ -103,7 +104,14 @@ class Moment:
     def stack_sums(self) -> list[tuple[int, str, int, int]]:
         """(stack, phase of what has none, bytes, blocks); not of one device."""
         self._refuse_device()
-        return self.scan.stack_sums(self.number)
+        if not self.first_event:
+            return self.scan.stack_sums(self.number)
+        sums: dict[tuple[int, str], list[int]] = {}
+        for block in self.blocks:
+            row = sums.setdefault((block.stack, "" if block.stack else block.phase), [0, 0])
+            row[0] += block.bytes
+            row[1] += 1
+        return [(*key, row[0], row[1]) for key, row in sums.items()]
 
     @cached_property
     def by_stack(self) -> dict[int, tuple[int, int]]:
@@ -140,6 +148,15 @@ class Moment:
             device=device,
         )
         vars(part)["blocks"] = blocks  # or they would be made once more
+        return part
+
+    def since(self, event: int) -> Moment:
+        """What of it was allocated from that event on."""
+        blocks = tuple(block for block in self.blocks if block.alloc_event >= event)
+        part = replace(
+            self, allocated_bytes=sum(block.bytes for block in blocks), first_event=event
+        )
+        vars(part)["blocks"] = blocks
         return part
 
     def _refuse_device(self) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, trace
+from pyalloc import console, trace, when
 from pyalloc.analysis import Analysis
 from pyalloc.report import text
 from pyalloc.told import Told
@@ -16,7 +16,7 @@ from pyalloc.units import size
 class Command:
     """What was allocated and freed around a moment, event by event.
 
-    pyalloc events out.pya [--at peak|end|oom|EVENT] [-n N]
+    pyalloc events out.pya [--at peak|end|oom|step:N|TIME|EVENT] [-n N]
 
     Events have the numbers of `pyalloc export --to csv`, which writes all of a trace, from 0 on; times are
     milliseconds since the first.
@@ -29,7 +29,7 @@ class Command:
             "--at",
             default="peak",
             metavar="WHEN",
-            help="peak, end, oom or the number of an event (peak)",
+            help=f"{when.FORMS} (peak)",
         )
         parser.add_argument(
             "-n",
@@ -48,7 +48,7 @@ class Command:
         with trace.read_once(args.file, progress):
             found = trace.analyse(args.file, device=args.device, progress=progress)
             trace.check_device(found, args.device)
-            event, title = text.when(found, args.at)
+            event, title = when.moment(found, args.at, progress=progress)
             rows = trace.events_around(args.file, event, args.n, args.device, progress)
             progress.close()
         content: dict[str, Any] = {

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyalloc import asked, console, leaks, trace
+from pyalloc import asked, console, leaks, trace, when
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
@@ -25,7 +25,9 @@ _NEXT = {"line": "stack", "stack": "category"}  # what to group by then
 class Command:
     """Who holds the memory, by line, function, module, size and so on.
 
-    pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
+    pyalloc top out.pya [--by line] [--at peak|end|oom|step:N|TIME|EVENT]
+    pyalloc top out.pya --since step:10         made since then and still held
+    pyalloc top out.pya --over-time             of the run; what grows by step
     pyalloc top out.pya --by stack [--invert]   who called whom, as a tree
     pyalloc top out.pya --temporary             who makes what is freed at once
     """
@@ -42,9 +44,13 @@ class Command:
         )
         parser.add_argument(
             "--at",
-            default="peak",
             metavar="WHEN",
-            help="peak, end, oom or the number of an event (peak)",
+            help=f"{when.FORMS} (peak; with --since the end)",
+        )
+        parser.add_argument(
+            "--since",
+            metavar="WHEN",
+            help="only what was allocated since then and is still held at --at; named as there: step:10, 90s",
         )
         parser.add_argument(
             "--invert",
@@ -80,14 +86,19 @@ class Command:
 
     @staticmethod
     def _answer(args: argparse.Namespace, progress: console.Progress) -> None:
+        if args.since is not None and (
+            args.over_time or args.temporary is not None or args.by == "pool"
+        ):
+            raise UsageError("--since is of what a moment holds, and of no --by pool")
         if args.temporary is not None and (args.by != "line" or args.over_time):
             raise UsageError("--temporary has a table of its own, by line")
         if args.invert and (args.by != "stack" or args.over_time):
             raise UsageError("--invert turns the tree of --by stack")
-        if args.over_time and (args.by != "line" or args.at != "peak"):
+        if args.over_time and (args.by != "line" or args.at is not None):
             raise UsageError(
                 "--over-time has a table of its own, by line, of no moment: without --by and --at"
             )
+        args.at = args.at or ("peak" if args.since is None else "end")
         found = trace.analyse(
             args.file, device=args.device, temporary=args.temporary, progress=progress
         )
@@ -133,8 +144,21 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
 
 
 def _moment(found: Analysis, args: argparse.Namespace) -> tuple[Moment, str]:
-    event, title = text.when(found, args.at)
-    return _moment_at(found, event, args), title
+    event, title = when.moment(found, args.at)
+    moment = _moment_at(found, event, args)
+    if args.since is None:
+        return moment, title
+    first, _ = when.moment(found, args.since, "--since")
+    if first > event:
+        raise UsageError(f"--since {args.since} is later than --at {args.at}")
+    part = moment.since(first)
+    if not part.blocks:
+        raise UsageError(
+            f"nothing that is held {title} was allocated since {args.since}; a program that ended holds little: "
+            "try --at peak or --at step:N"
+        )
+    held = size(part.allocated_bytes), size(moment.allocated_bytes)
+    return part, f"{title}: {held[0]} of {held[1]} allocated since {args.since}"
 
 
 def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
@@ -160,7 +184,7 @@ def _by_group(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any]
     rows = grouped(found, moment, args.by)
     if args.by in _MISSING and not rows:
         raise UsageError(f"{args.file}: {_MISSING[args.by].format(title)}")
-    content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
+    content = {"at": args.at, "since": args.since, "by": args.by, "rows": data.table(rows, args.n)}
     lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
     if args.by == "pool":
         content["idle"] = data.table(found.idle_pools(moment), args.n)
@@ -177,7 +201,13 @@ def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any]
         title += ", the line that asked first"
     rows = [asdict(chain) for chain in chains[: args.n]]
     lines = stacks.tree(title, chains, moment.allocated_bytes, args.n, is_inverted=args.invert)
-    return {"at": args.at, "by": args.by, "inverted": args.invert, "rows": rows}, lines
+    return {
+        "at": args.at,
+        "since": args.since,
+        "by": args.by,
+        "inverted": args.invert,
+        "rows": rows,
+    }, lines
 
 
 def _by_function(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -186,7 +216,7 @@ def _by_function(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, A
     rows = [asdict(each) for each in functions[: args.n]]
     title += ", by function: with all that it called, and by itself"
     lines = stacks.table(title, functions, moment.allocated_bytes, args.n)
-    return {"at": args.at, "by": args.by, "rows": rows}, lines
+    return {"at": args.at, "since": args.since, "by": args.by, "rows": rows}, lines
 
 
 def _requests(words: str) -> int:

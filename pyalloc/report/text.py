@@ -14,7 +14,6 @@ from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.asked import Asked, Size, by_requests
 from pyalloc.caveats import BEFORE, is_from_torch
 from pyalloc.config import CUBLAS_BYTES
-from pyalloc.errors import UsageError
 from pyalloc.moments import STEP, Moment, page_bytes
 from pyalloc.reserved import Reserved
 from pyalloc.units import MIB, size
@@ -42,7 +41,6 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     CUBLAS_BYTES,
     *FOUND,
 )
-_MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 MAKERS = "segments by the line that they were allocated for"
 _MAKERS = 6
 _FILLER = "\0"  # in no name
@@ -115,30 +113,6 @@ def hung(head: str, name: str, most: int = 3) -> str:
     parts = textwrap.wrap(_by_column(name), WIDTH - at, max_lines=most, placeholder=" …")
     lines = [f"{head}  {parts[0]}" if parts else head, *(" " * at + part for part in parts[1:])]
     return "\n".join(lines).replace(_FILLER, "")
-
-
-def when(found: Analysis, at: str) -> tuple[int, str]:
-    """The moment somebody asks for: how many events it is after, and its name.
-
-    Raises:
-        UsageError: there is none such.
-    """
-    n = found.totals["n_events"]
-    if at == "peak":
-        return found.peak.event, f"at the peak ({size(found.totals['peak_bytes'])})"
-    if at == "end":
-        return max(found.moments), "at the end"
-    if at == "oom":
-        if not found.ooms:
-            raise UsageError("memory never ran out in this trace; try --at peak")
-        return found.ooms[0][0], "when memory ran out"
-    if n == 0:
-        raise UsageError(f"there is no event in this trace, so there is no --at {clip(at, 40)}")
-    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) >= n:
-        raise UsageError(
-            f"--at takes peak, end, oom or the number of an event up to {n - 1}, not {clip(at, 40)!r}"
-        )
-    return int(at) + 1, f"after event {int(at):,}"
 
 
 def temporary(

@@ -120,7 +120,7 @@ def test_an_end_that_comes_late_is_told(plan: Plan) -> None:
 
 def test_no_event_is_asked_for_that_is_none(plan: Plan) -> None:
     path = small_trace(plan)
-    assert "--at takes peak, end, oom or the number" in pyalloc(
+    assert "or an event's number up to 55, not '999'" in pyalloc(
         "events", path, "--at", 999, expect=2
     )
     assert "memory never ran out" in pyalloc("events", path, "--at", "oom", expect=2)

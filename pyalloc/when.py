@@ -1,0 +1,85 @@
+"""Moments of a recording as people name them: peak, end, oom, an event's number, a step, so long after the begin."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable
+
+from pyalloc import reading, trace
+from pyalloc.analysis import Analysis
+from pyalloc.errors import UsageError
+from pyalloc.report.text import clip
+from pyalloc.units import size
+
+FORMS = "peak, end, oom, step:N as it begins, a time such as 90s after the first event, or an event's number"
+_MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|min|h)", re.ASCII)
+_STEP = re.compile(r"step:(\d{1,10})", re.ASCII)
+Progress = Callable[[int, int], object]
+
+
+def moment(
+    found: Analysis, at: str, option: str = "--at", progress: Progress | None = None
+) -> tuple[int, str]:
+    """How many events it is after, and its name.
+
+    Args:
+        found: of the recording.
+        at: what somebody asks for.
+        option: where, for errors.
+        progress: of the look into the file that a time needs.
+
+    Raises:
+        UsageError: there is none such.
+    """
+    n = found.totals["n_events"]
+    if at == "peak":
+        return found.peak.event, f"at the peak ({size(found.totals['peak_bytes'])})"
+    if at == "end":
+        return max(found.moments), "at the end"
+    if at == "oom":
+        if not found.ooms:
+            raise UsageError(f"memory never ran out in this trace; try {option} peak")
+        return found.ooms[0][0], "when memory ran out"
+    if n == 0:
+        raise UsageError(f"there is no event in this trace, so there is no {option} {clip(at, 40)}")
+    step, time = _STEP.fullmatch(at), _TIME.fullmatch(at)
+    if step:
+        return _step(found, int(step[1]), option), f"as step {int(step[1])} begins"
+    if time:
+        after_ns = int(float(time[1]) * _SECONDS[time[2]] * 1e9)
+        return _at_time(found, after_ns, f"{option} {at}", progress), f"after {time[1]} {time[2]}"
+    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) >= n:
+        raise UsageError(f"{option} takes {FORMS} up to {n - 1}, not {clip(at, 40)!r}")
+    return int(at) + 1, f"after event {int(at):,}"
+
+
+def _step(found: Analysis, number: int, option: str) -> int:
+    """Where the first of that number begins."""
+    numbers = [step[0] for step in found.steps]
+    if number not in numbers:
+        have = (
+            f"steps go from {min(numbers)} to {max(numbers)}" if numbers else "no steps are in it"
+        )
+        raise UsageError(f"{option} step:{number}: there is no such step; {have}")
+    return found.steps[numbers.index(number)][1]
+
+
+def _at_time(found: Analysis, after_ns: int, told: str, progress: Progress | None) -> int:
+    """How many events came before: those of the part of the timeline that it lies in are looked at one by one."""
+    if found.notes.get("clock") == "events":
+        raise UsageError(f"{told}: this trace has no times, only an order of events")
+    at_ns = found.totals["first_ns"] + after_ns
+    if at_ns > found.totals["last_ns"]:
+        seconds = (found.totals["last_ns"] - found.totals["first_ns"]) / 1e9
+        raise UsageError(f"{told}: the trace ends {seconds:.1f} s after its first event")
+    part = bisect.bisect_right(found.bins, at_ns, key=lambda each: each[1]) - 1
+    begin = found.bins[part][0] if part >= 0 else 0
+    with trace.as_trace_file(found.path, progress) as file:
+        for first, rows, _ in reading.rows(file, begin, progress):
+            for number, row in enumerate(rows, first):
+                if row[2] > at_ns:
+                    return number
+    return int(found.totals["n_events"])

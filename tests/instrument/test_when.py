@@ -1,0 +1,79 @@
+"""Moments by their names: steps and times, and what was allocated since one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import MIB, Plan, pyalloc
+from pyalloc import trace, when
+from pyalloc.errors import UsageError
+
+LEAST_EVENTS = 40_000  # many times as many as a timeline has parts
+
+
+def steps_of_three(plan: Plan) -> Path:
+    """A block of 1 MiB that stays, and one of 4 that does not, in each of three steps."""
+    for step in range(3):
+        plan.event("step", "step", arg=step + 5)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(step + 1, "keep"))
+        plan.event("alloc", addr=9 << 30, bytes=4 * MIB, stack=plan.stack(8, "use"))
+        plan.event("free_requested", addr=9 << 30)
+        plan.event("free_completed", addr=9 << 30)
+    return plan.done()
+
+
+def test_a_step_is_where_it_begins(plan: Plan) -> None:
+    path = steps_of_three(plan)
+    found = trace.analyse(path)
+    assert when.moment(found, "step:6") == (found.steps[1][1], "as step 6 begins")
+    assert "as step 6 begins, by line\n     1.0 MiB 100.0 %" in pyalloc(
+        "top", path, "--at", "step:6"
+    )
+    assert "there is no such step; steps go from 5 to 7" in pyalloc(
+        "top", path, "--at", "step:9", expect=2
+    )
+    assert "as step 7 begins: events" in pyalloc("events", path, "--at", "step:7")
+
+
+def test_a_time_is_found_to_the_event(plan: Plan) -> None:
+    """Events of a hand-written trace are a microsecond apart."""
+    for i in range(LEAST_EVENTS // 2):
+        plan.event("alloc", addr=(i % 7 + 1) << 30, bytes=512, stack=plan.stack(1))
+        plan.event("free_requested", addr=(i % 7 + 1) << 30)
+    found = trace.analyse(plan.done())
+    for microseconds in (0, 1, 777, 12_345, LEAST_EVENTS - 1):
+        at = when.moment(found, f"{microseconds / 1000}ms")
+        assert at == (microseconds + 1, f"after {microseconds / 1000} ms"), microseconds
+    with pytest.raises(UsageError, match=r"--since 5min: the trace ends 0\.0 s after"):
+        when.moment(found, "5min", "--since")
+
+
+def test_what_was_allocated_since_a_moment_and_is_still_held(plan: Plan) -> None:
+    path = steps_of_three(plan)
+    out = pyalloc("top", path, "--since", "step:6", "-q")
+    assert out.startswith("at the end: 2.0 MiB of 3.0 MiB allocated since step:6, by line\n")
+    assert "model.py:2 keep" in out and "model.py:3 keep" in out
+    assert "model.py:1" not in out and "use" not in out
+    at_peak = ["--at", "peak", "--since", "step:7"]
+    for by in ("line", "category", "block", "stack", "function", "contributor", "size"):
+        out = pyalloc("top", path, *at_peak, "--by", by, "-q")
+        assert "at the peak (7.0 MiB): 5.0 MiB of 7.0 MiB allocated since step:7" in out, out
+        told = json.loads(pyalloc("top", path, *at_peak, "--by", by, "--json", "-q"))
+        held = sum(row["bytes"] for row in told["rows"] if by != "function")
+        assert held == (0 if by == "function" else 5 * MIB), by
+        assert (told["at"], told["since"]) == ("peak", "step:7")
+
+
+def test_since_where_nothing_is_left_or_asked_for_backwards(plan: Plan) -> None:
+    path = steps_of_three(plan)
+    for words, told in (
+        (["--since", "12"], "nothing that is held at the end was allocated since 12"),
+        (["--since", "step:7", "--at", "step:6"], "--since step:7 is later than --at step:6"),
+        (["--since", "soon"], "--since takes peak, end, oom, step:N as it begins"),
+        (["--since", "step:6", "--over-time"], "--since is of what a moment holds"),
+    ):
+        out = " ".join(pyalloc("top", path, *words, expect=2).split())
+        assert told in out, out
