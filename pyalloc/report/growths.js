@@ -15,19 +15,8 @@ function growths() {
   // what grew with the last event has the last column
   const spans = G.map(r => [r[0], Math.min(eventPlace(r[1]), 1 - 1e-9), r[2] < 0 ? -1 : eventPlace(r[2])]);
   grownColumns = stackColumns(spans, 0, 1, Math.max(1, Math.floor(w)));
-  const edge = css("--paper"), ink = css("--ink");
-  for (let c = 0; c < grownColumns.length;) {
-    let n = c + 1, sum = 0;
-    while (n < grownColumns.length && grownColumns[n] === grownColumns[c]) n++;
-    for (const i of grownColumns[c]) {
-      const tall = G[i][0] * grownScale;
-      g.fillStyle = i === grown ? ink : grownColor(G[i]); g.fillRect(LEFT + c, y(sum) - tall, n - c, Math.max(tall, .2));
-      sum += G[i][0];
-      if (tall > 3) { g.fillStyle = edge; g.fillRect(LEFT + c, y(sum), n - c, .6); }
-    }
-    c = n;
-  }
-  g.strokeStyle = ink; g.lineWidth = 1; g.beginPath(); outline(); g.stroke();
+  drawColumns(g, grownColumns, G, G.map(grownColor), grownScale, y(0), grown);
+  g.strokeStyle = css("--ink"); g.lineWidth = 1; g.beginPath(); outline(); g.stroke();
 }
 const grownText = r => `${size(r[0])}${r[5] > 1 ? ` in ${r[5]} pieces` : ""} for ${D.growths.names[r[3]] ? D.growths.names[r[3]][0] : own(r[4])}\nreserved from event ${r[1].toLocaleString()} to ${r[2] < 0 ? "the end" : r[2].toLocaleString()}`;
 function grownAt(event) {

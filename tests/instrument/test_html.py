@@ -486,3 +486,45 @@ def test_the_page_names_no_other_place(plan: Plan) -> None:
     assert "</script><script>alert" not in text
     assert "default-src 'none'" in text
     assert re.search(r"<noscript>.*`pyalloc report FILE`.*</noscript>", text)
+
+
+@needs_browser
+def test_thousands_of_live_blocks_are_drawn_in_few_rectangles(plan: Plan, tmp_path: Path) -> None:
+    """Which hold as much as the blocks: thin ones are joined, and each is drawn once for all columns it is alike in."""
+    n_live, n_short = 3000, 2000
+    plan.event("segment_alloc", addr=1 << 30, bytes=8192 * MIB)
+    for i in range(n_live):
+        stack = plan.stack(i % 40)
+        plan.event("alloc", addr=(1 << 30) + i * MIB, bytes=MIB // (i % 3 + 1), stack=stack)
+    plan.event("alloc", addr=(1 << 30) + 7000 * MIB, bytes=300 * MIB, stack=plan.stack(50))
+    for i in range(n_short):
+        at = (1 << 30) + (n_live + i % 300) * MIB
+        if i >= 300:
+            plan.event("free_requested", addr=at)
+        plan.event("alloc", addr=at, bytes=MIB, stack=plan.stack(41 + i % 5))
+    target = tmp_path / "report.html"
+    pyalloc("report", plan.done(), "-o", target, "--no-replay", "-q")
+    with browser() as page:
+        page.call("Page.enable")
+        page.call("Page.navigate", url=target.as_uri())
+        deadline = time.monotonic() + PATIENCE_S
+        while page.value("typeof draw") != "function":
+            assert time.monotonic() < deadline
+        for colour in ("category", "line"):
+            page.value(f"$('by-{colour}').click()")
+            told = page.value(
+                "(() => { let n = 0; const real = CanvasRenderingContext2D.prototype.fillRect;"
+                "CanvasRenderingContext2D.prototype.fillRect = "
+                "function (...box) { n++; return real.apply(this, box); };"
+                "pictured = ''; blocks(); const drawn = n; n = 0; drag = [100, 200]; blocks(); drag = null;"
+                "CanvasRenderingContext2D.prototype.fillRect = real;"
+                "const fills = W.spans.map((s, i) => spanColor(i));"
+                "const off = columns.map(c => { const p = piecesOf(c, W.spans, fills, columnScale, -1);"
+                "  return p.reduce((sum, v, i) => i % 3 ? sum : sum + v, 0) "
+                "    - c.reduce((sum, i) => sum + W.spans[i][0], 0) * columnScale; });"
+                "return [drawn, n, Math.max(...off.map(Math.abs)), Math.max(...columns.map(c => c.length))]; })()"
+            )
+            drawn, dragging, off, live = told
+            assert live > 3000 and off < 1e-6
+            assert 10 < drawn < 100_000, drawn  # one for each block and column: above three million
+            assert dragging == 1  # over the picture that is there
