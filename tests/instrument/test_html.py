@@ -323,6 +323,23 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
             if media == "print":
                 paper = page.value("getComputedStyle(document.body).backgroundColor")
                 assert paper == "rgb(255, 255, 255)"
+                shown = (
+                    "[...$('tabs').children].filter(b => getComputedStyle(b).display !== 'none')"
+                )
+                assert page.value(f"{shown}.map(b => b.textContent)") == ["by contributor"]
+                assert (
+                    page.value(
+                        "getComputedStyle($('peak-table').tHead.rows[0].cells[0]"
+                        ".firstChild).display"
+                    )
+                    != "none"
+                )
+                assert (
+                    page.value(
+                        "getComputedStyle(document.querySelector('.legend i')).printColorAdjust"
+                    )
+                    == "exact"
+                )
         assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
 
 
