@@ -20,7 +20,6 @@ struct model {
     struct life lives[N_EVENTS];
     size_t n_lives;
     size_t at[N_DEVICES][N_ADDRESSES]; /* index of what lives there + 1 */
-    uint64_t allocated[N_EVENTS + 1];  /* by moment */
 };
 
 static void
@@ -139,9 +138,18 @@ test_against_model(void) {
     }
 }
 
-/* A bin knows the moment of its most. */
+static uint64_t
+bytes_at(const struct model *model, uint64_t moment) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < model->n_lives; i++) {
+        bytes += is_alive(&model->lives[i], moment) ? model->lives[i].bytes : 0;
+    }
+    return bytes;
+}
+
+/* Bins lie end to end, and each knows the most, the least and the last of its own events. */
 static void
-test_moments_of_most(void) {
+test_bins(void) {
     uint64_t rng = 3;
     struct model *model = calloc(1, sizeof *model);
     write_model(model, &rng);
@@ -150,15 +158,23 @@ test_moments_of_most(void) {
     CHECK_OK(pya_scan_run(path, &settings, &scan));
     size_t n = 0;
     const struct pya_scan_bin *bins = pya_scan_bins(scan, &n);
+    const uint64_t n_events = pya_scan_totals(scan)->n_events;
     CHECK(n >= 10);
     for (size_t i = 0; i < n; i++) {
-        uint64_t bytes = 0;
-        for (size_t k = 0; k < model->n_lives; k++) {
-            bytes += is_alive(&model->lives[k], bins[i].max_event) ? model->lives[k].bytes : 0;
+        const uint64_t end = i + 1 == n ? n_events : bins[i + 1].event;
+        uint64_t most = 0;
+        uint64_t least = UINT64_MAX;
+        for (uint64_t moment = bins[i].event + 1; moment <= end; moment++) {
+            const uint64_t now = bytes_at(model, moment);
+            most = now > most ? now : most;
+            least = now < least ? now : least;
         }
-        CHECK_EQ(bins[i].max_bytes, bytes);
-        CHECK(bins[i].max_event > bins[i].event);
-        CHECK(i + 1 == n || bins[i].max_event <= bins[i + 1].event);
+        CHECK_EQ(bins[i].event, i * bins[1].event);
+        CHECK_EQ(bins[i].max_bytes, most);
+        CHECK_EQ(bins[i].min_bytes, least);
+        CHECK_EQ(bins[i].last_bytes, bytes_at(model, end));
+        CHECK(bins[i].max_event > bins[i].event && bins[i].max_event <= end);
+        CHECK_EQ(bytes_at(model, bins[i].max_event), most);
     }
     pya_scan_destroy(scan);
     free(model);
@@ -178,7 +194,7 @@ test_no_host_memory(void) {
 
 static const struct check_case cases[] = {
     {"against_model", test_against_model},
-    {"moments_of_most", test_moments_of_most},
+    {"bins", test_bins},
     {"no_host_memory", test_no_host_memory},
 };
 
