@@ -144,7 +144,9 @@ def test_figures_without_torch_are_refused_in_words(monkeypatch: pytest.MonkeyPa
 
 
 def test_features_are_reported_without_torch() -> None:
-    for name, works, detail in _core.torch_features():
+    features = _core.torch_features()
+    assert features
+    for name, works, detail in features:
         assert name and detail
         assert works is False
 
