@@ -94,6 +94,15 @@ def test_what_torch_counts_with_a_block_is_told(plan: Plan, mapped: bool) -> Non
     assert [("by 1.5 MiB" in text) for text in told] == ([] if mapped else [True])
 
 
+def test_a_little_idle_memory_of_another_stream_is_not_told(plan: Plan) -> None:
+    plan.event("user", "allocator=native")
+    for at, n, stream in ((1 << 30, 100, 0), (1 << 40, 10, 7)):
+        plan.event("segment_alloc", addr=at, bytes=n * MIB, stream=stream)
+        plan.event("alloc", addr=at, bytes=n * MIB // 2, stream=stream, stack=plan.stack(7))
+    text = kinds(plan.done())["fragmentation"].text
+    assert "55.0 MiB lay idle" in text and "When most was reserved" not in text
+
+
 @pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> None:
     """As of a CUDA graph, or of a warm-up beside the main stream: torch's allocator keeps it for that stream."""

@@ -247,17 +247,19 @@ def test_a_pool_has_no_soft_limit() -> None:
 
 
 @pyalloc_only
-def test_callback_frees_and_the_request_succeeds() -> None:
+@pytest.mark.parametrize("freed", [True, None])
+def test_callback_frees_and_the_request_succeeds(freed: bool | None) -> None:
+    """It says so, or nothing."""
     spare = [empty(3 * GIB), empty(3 * GIB)]
     asked = []
 
-    def free_one(device: int, size: int) -> bool:
+    def free_one(device: int, size: int) -> bool | None:
         asked.append((device, size))
         empty(MIB)  # it may allocate
         if not spare:
             return False
         spare.pop()
-        return True
+        return freed
 
     with pyalloc.on_pressure(free_one):
         assert empty(5 * GIB).numel() == 5 * GIB
