@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,3 +109,26 @@ def test_much_idle_memory_is_told_where_nothing_worse_is(
     if fails:  # for more than lay idle
         plan.event("oom", bytes=100 * MIB, arg=0, stack=line)
     assert ("fragmentation" in kinds(plan.done())) == told
+
+
+@pytest.mark.parametrize(
+    ("had", "alone", "planned", "is_told"),
+    [
+        (200, 110, 100, True),
+        (200, 100.5, 100, False),  # pyalloc by itself does nearly as well
+        (100.5, 110, 100, False),  # and here what the program has
+        (20, 11.5, 10, False),  # less than a page
+    ],
+)
+def test_a_plan_is_proposed_for_what_it_alone_saves(
+    had: float, alone: float, planned: float, is_told: bool
+) -> None:
+    sizes = {"native": 300, "pyalloc": alone, "planned": planned}
+    analysis: Any = SimpleNamespace(
+        replays={name: {"peak_bytes": int(n * MIB)} for name, n in sizes.items()},
+        totals={"device_peak_reserved": {0: int(had * MIB)}},
+        notes={},
+        path=Path("out.pya"),
+    )
+    told = list(advice._plan(analysis))
+    assert [item.saved_bytes for item in told] == [100 * MIB] * is_told

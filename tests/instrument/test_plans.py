@@ -106,6 +106,8 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     had, alone = units.size(native), units.size(unplanned)
     assert f"instead of {had} ({alone} without the plan)" in item["text"]
     assert f"pyalloc plan {path}`" in item["text"] and "plan.plan" in item["text"]
+    policy = next(item["text"] for item in told["advice"] if item["kind"] == "policy")
+    assert "pyalloc run" in policy and "planned" not in policy  # an allocator is advised
     named = json.loads(pyalloc("plan", path, "--json", "-q"))
     assert named["replayed"]["planned"]["peak_bytes"] == planned
 
