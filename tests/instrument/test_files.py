@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import Plan, pyalloc, small_trace
-from pyalloc import _core, console, errors, leaks, source, trace
+from pyalloc import _core, console, errors, leaks, ranked, source, trace
 from pyalloc.report import html
 
 
@@ -202,3 +202,28 @@ def test_only_moments_that_are_looked_at_become_rows(
     for moment in found.moments.values():
         assert list(moment.blocks) == sorted(moment.blocks, key=lambda b: (b.device, b.address))
         assert sum(block.bytes for block in moment.blocks) == moment.allocated_bytes
+
+
+def test_files_of_ranks_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are several; as launchers say it."""
+    path = tmp_path / "out.pya"
+    for rank, size, name in (
+        *((None, None, "out.pya"), ("0", None, "out.pya"), ("0", "1", "out.pya")),
+        *(("", "2", "out.pya"), ("0", "many", "out.pya"), ("3", "8", "out.rank3.pya")),
+    ):
+        for variable, value in (("RANK", rank), ("WORLD_SIZE", size)):
+            if value is None:
+                monkeypatch.delenv(variable, raising=False)
+            else:
+                monkeypatch.setenv(variable, value)
+        assert ranked.own(path).name == name
+    files = [tmp_path / f"out.rank{i}.pya" for i in range(9)]
+    for each in reversed(files):
+        each.touch()
+    for other in ("out.pya", "out.rank0.77.pya", "out.rank1.plan", "outer.rank1.pya"):
+        (tmp_path / other).touch()
+    assert ranked.existing(path) == files
+    assert {ranked.common(each) for each in [path, *files]} == {path}
+    assert [each.name for each in tmp_path.iterdir() if ranked.is_second(each)] == [
+        "out.rank0.77.pya"
+    ]

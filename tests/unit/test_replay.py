@@ -243,6 +243,15 @@ def test_no_use_by_two_threads() -> None:
     assert len(caught) == 1
 
 
+def test_a_scan_tells_of_the_events_that_were_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "a.pya", 6)
+    scan = _core.Scan(tmp_path / "a.pya", ranges=[1, 3, 5, 6])
+    assert [row[0] for row in scan.told()] == [1, 2, 5]
+    for asked in ("moments", "marks", "ranges"):
+        with pytest.raises(ValueError, match="ascending order"):
+            _core.Scan(tmp_path / "a.pya", **{asked: [5, 3]})
+
+
 def test_a_program_knows_what_a_pass_over_the_trace_does(tmp_path: Path) -> None:
     """Replays say what a trace lacks without reading it again."""
     writer = _core.TraceWriter(tmp_path / "a.pya")
