@@ -27,6 +27,11 @@ from pyalloc.turns import looked_at, turns_of
 MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"
 _GZIP = b"\x1f\x8b"
+_PACKED = {
+    b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it first (zstd -d)",
+    b"BZh": "packed by bzip2: unpack it first (bunzip2)",
+    b"PK\x03\x04": "a zip archive, as torch.save() writes them: unzip it first, if a snapshot or a recording is in it",
+}
 Progress = Callable[[int, int], object]
 Steps = int | tuple[int, int] | Literal["all"]
 _MOST_UNPACKED = 500  # bytes a byte of .xz or .gz may become; recordings get to 20
@@ -169,6 +174,8 @@ def _as_trace_file(
                     yield file
             except TraceError as error:
                 raise TraceError(str(error).replace(str(unpacked), str(path))) from None
+    elif (packed := _packed_as(magic)) is not None:
+        raise TraceError(f"{path}: {packed}")
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
         with _written_again(path, partial(_write_pickled, path, progress=progress)) as target:
             yield target
@@ -179,6 +186,14 @@ def _as_trace_file(
             f"{path}: neither a trace of `pyalloc run --record` nor a snapshot of "
             "torch.cuda.memory._dump_snapshot()"
         )
+
+
+def _packed_as(magic: bytes) -> str | None:
+    """What a file that begins so is, and what to do with it, where that is known and not done here."""
+    for begin, words in _PACKED.items():
+        if magic.startswith(begin):
+            return words
+    return None
 
 
 def _beside(path: Path) -> str:
@@ -238,7 +253,9 @@ def _unpacked(path: Path, folder: Path) -> Path:
                 file.write(piece)
             if file.tell() > most:
                 raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except EOFError:
+        raise TraceError(f"{path}: the file ends too early: copy it anew") from None
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: {error}") from None
     except OSError as error:
         raise TraceError(

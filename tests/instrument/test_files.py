@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import lzma
 import os
 import re
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +157,13 @@ def test_fewer_states_are_kept_of_very_many_blocks(
     assert len(found.moments) == 11 and found.totals["n_live_at_most"] == 100
 
 
+def zipped(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("plan.pya", data)
+    return file.getvalue()
+
+
 def test_compressed_files_are_read_and_told_by_their_own_name(plan: Plan, tmp_path: Path) -> None:
     whole = small_trace(plan).read_bytes()
     packed = gzip.compress(whole)
@@ -161,11 +171,14 @@ def test_compressed_files_are_read_and_told_by_their_own_name(plan: Plan, tmp_pa
     path.write_bytes(packed)
     assert trace.totals(path) == trace.totals(plan.path)
     for data, why in (
-        (packed[:-20], "ended before"),
+        (packed[:-20], "ends too early: copy it anew"),
         (packed[:60] + b"\xff" * 500, ""),
         (gzip.compress(packed), "neither a trace"),  # some archives unpack to themselves
         (gzip.compress(b"PYATRACE" + bytes(200 << 20), 9), "unpacks to far more"),
         (lzma.compress(b"nothing of ours"), "neither a trace"),
+        (b"\x28\xb5\x2f\xfd" + whole, "packed by zstd: unpack it first"),
+        (bz2.compress(whole), "packed by bzip2: unpack it first"),
+        (zipped(whole), "a zip archive, as torch.save"),
     ):
         path.write_bytes(data)
         with pytest.raises(errors.TraceError, match=f"^{re.escape(str(path))}: .*{why}"):
