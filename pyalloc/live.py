@@ -222,6 +222,8 @@ def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
     try:
         return _exchange(pid, str(n_lines).encode(), _TIMEOUT_S)
     except (OSError, ValueError):
+        if not Path("/proc", str(pid)).exists():
+            raise UsageError(f"there is no process {pid}") from None
         raise UsageError(
             f"process {pid} does not answer: `pyalloc attach {pid}` lets it, and so does to start it with `pyalloc "
             "run`, or to run in it `import pyalloc.live; pyalloc.live.serve()`"

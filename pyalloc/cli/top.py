@@ -221,6 +221,10 @@ def _by_function(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, A
 
 def _requests(words: str) -> int:
     """The type of an argument that says how long a temporary block may live."""
+    if not words.isdecimal() and Path(words).exists():
+        raise argparse.ArgumentTypeError(
+            f"{words!r} stands where N may stand: the file goes before it, or --temporary=1"
+        )
     n = console.index(words)
     if n > asked.LONGEST:
         raise argparse.ArgumentTypeError(

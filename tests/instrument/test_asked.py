@@ -76,6 +76,9 @@ def test_what_the_peak_would_be_without_them(plan: Plan) -> None:
         (peak,) = found["peaks"]
         assert (peak["device"], peak["peak_bytes"]) == (0, 22 * MIB)
         assert peak["peak_without_bytes"] // MIB == without
+    assert "the file goes before it, or --temporary=1" in pyalloc(
+        "top", "--temporary", path, expect=2
+    )
     out = pyalloc("top", path, "--temporary")
     assert "without all of them the peak would be 16.0 MiB instead of 22.0 MiB: 6.0 MiB less" in out
     assert "without all of them the peak would be the same" in pyalloc(

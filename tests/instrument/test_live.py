@@ -100,7 +100,8 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
     deadline = time.monotonic() + PATIENCE_S
     while live.socket_path(pid).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert "does not answer" in pyalloc("stats", pid, expect=2)
+    assert pyalloc("stats", pid, expect=2) == f"pyalloc stats: there is no process {pid}\n"
+    assert "does not answer: `pyalloc attach " in pyalloc("stats", os.getpid(), expect=2)
 
 
 @pytest.mark.torch
