@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from instrument.tools import MIB, ROOT, Plan, small_trace
+from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import reading
+from pyalloc.dryrun import Result
 from pyalloc.errors import TraceError
 
 
@@ -61,3 +64,38 @@ def test_the_documents_example(
     exec(code, {})
     out = capsys.readouterr().out
     assert "seq2seq.py" in out and "AdditiveAttention" in out
+
+
+def told_keys(command: str) -> tuple[list[str], list[str]]:
+    """Of the documents' table: those of the answer, and those of what it has several of."""
+    text = (ROOT / "docs" / "recording.md").read_text()
+    (told,) = re.findall(rf"^\| `pyalloc {re.escape(command)}` \| (.*) \|$", text, re.MULTILINE)
+    within = re.findall(r"\((?:a list of|for each) ([^)]*)\)", told)
+    outside = re.sub(r"\([^)]*\)", "", told)
+    return re.findall(r"`(\w+)`", outside), re.findall(r"`(\w+)`", " ".join(within[:1]))
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("report", ()),
+        ("stats", ()),
+        ("top", ()),
+        ("events", ()),
+        ("diff", ()),
+        ("replay", ("--find-min",)),
+    ],
+)
+def test_the_documents_keys(plan: Plan, command: str, options: tuple[str, ...]) -> None:
+    found = json.loads(pyalloc(command, small_trace(plan), *options, "--json", "-q"))
+    keys, within = told_keys(command)
+    assert keys and set(keys) <= set(found)
+    several = {"top": "rows", "events": "rows", "replay": "policies", "report": "advice"}
+    if command in several:
+        first = found[several[command]]
+        assert set(within) <= set(next(iter(first.values() if command == "replay" else first)))
+
+
+def test_the_documents_keys_of_dry_runs() -> None:
+    keys, _ = told_keys("dryrun --json FILE")
+    assert keys and set(keys) <= {field.name for field in fields(Result)}
