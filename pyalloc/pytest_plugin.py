@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from pyalloc.units import size
+
 _LEAK_BYTES = 1 << 20  # caches of libraries are smaller
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
 _PROPERTIES = ("gpu_memory_peak_bytes", "gpu_memory_before_bytes", "gpu_memory_left_bytes")
@@ -186,14 +188,18 @@ class _Measured:
         for index, n_bytes in enumerate(taken):
             if self.limit is not None and n_bytes > self.limit:
                 self._fail(
-                    f"limit_gpu_memory: device {index} needed {_mib(n_bytes)}, the limit is {_mib(self.limit)}",
+                    f"limit_gpu_memory: device {index} needed {_above(n_bytes, self.limit)}",
                     at_end=False,
                 )
         for index, n_bytes in enumerate(left):
             if self.leaks is not None and n_bytes > self.leaks:
-                limit = f", the limit is {_mib(self.leaks)}" * (self.who_leaks[0] != "-")
+                where = f" in use on device {index}"
+                is_mark = self.who_leaks[0] != "-"
+                left_bytes = (
+                    _above(n_bytes, self.leaks, where) if is_mark else size(n_bytes) + where
+                )
                 self._fail(
-                    f"{self.who_leaks}: the test left {_mib(n_bytes)} in use on device {index}{limit}",
+                    f"{self.who_leaks}: the test left {left_bytes}",
                     at_end=True,
                 )
 
@@ -306,6 +312,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rest = [f"{hidden:,} more took some"] * bool(hidden) + [f"{none:,} took none"] * bool(none)
     if rest:
         terminalreporter.write_line(", ".join(rest))
+
+
+def _above(n_bytes: int, limit: int, where: str = "") -> str:
+    """Both, told apart."""
+    told = size(n_bytes), size(limit)
+    if told[0] == told[1]:
+        told = f"{n_bytes:,} bytes", f"{limit:,}"
+    return f"{told[0]}{where}, the limit is {told[1]}"
 
 
 def _mib(n_bytes: int) -> str:

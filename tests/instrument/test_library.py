@@ -220,6 +220,14 @@ def test_of_another_mark(): pass
 def test_by_name():
     torch.empty(72 << 20, dtype=torch.uint8, device="cuda")
 
+@pytest.mark.limit_gpu_memory("1 KB")
+def test_small():
+    torch.empty(2 << 10, dtype=torch.uint8, device="cuda")
+
+@pytest.mark.limit_gpu_memory((72 << 20) - 1)
+def test_just_above():
+    torch.empty(72 << 20, dtype=torch.uint8, device="cuda")
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_leak(keeps):
     x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
@@ -227,12 +235,14 @@ def test_leak(keeps):
 """
     )
     out = run_pytest(tmp_path, "--fail-on-leak", tests)
-    assert "6 failed, 2 passed" in out, out
+    assert "8 failed, 2 passed" in out, out
     assert "limit_gpu_memory: '-1' is not a size" in out
     assert 'limit_gpu_memory takes one size, e.g. "2 GB"\n' in out
     assert 'limit_gpu_memory takes one size, e.g. "2 GB", no warmups\n' in out
     assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
     assert "needed 72.0 MiB, the limit is 64.0 MiB" in out
+    assert "needed 2.0 KiB, the limit is 1.0 KiB" in out
+    assert "needed 75,497,472 bytes, the limit is 75,497,471" in out
     assert "the test left 8.0 MiB in use on device 0" in out
 
 
