@@ -277,7 +277,8 @@ pya_module_scan_growths(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* [(first, last, bytes, blocks, stack, phase, free_phase, category, thread, stream, device)]; texts are numbers */
+/* [(first, last, bytes, blocks, stack, phase, free_phase, category, is_freed_later, thread, stream, device)]; texts are
+ * numbers */
 PyObject *
 pya_module_scan_stays(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -288,9 +289,10 @@ pya_module_scan_stays(PyObject *self, PyObject *unused) {
         pya_module_list_add(
             &list,
             Py_BuildValue(
-                "(IIKKIIIIKKi)", (unsigned)p->first, (unsigned)p->last, (ull)p->bytes,
+                "(IIKKIIIINKKi)", (unsigned)p->first, (unsigned)p->last, (ull)p->bytes,
                 (ull)p->n_blocks, (unsigned)p->stack, (unsigned)p->phase, (unsigned)p->free_phase,
-                (unsigned)p->category, (ull)p->thread, (ull)p->stream, p->device));
+                (unsigned)p->category, PyBool_FromLong(p->is_freed_later), (ull)p->thread,
+                (ull)p->stream, p->device));
     }
     return list;
 }

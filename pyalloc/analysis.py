@@ -292,9 +292,8 @@ class Analysis:
                     Block(0, 0, 0, -1, None, stack, category, phase, "", -1, free_phase, 0)
                 )
             what = known[key]
-            if what == "backward temporaries":  # when they came and went is known as marks tell
-                since, until = self.marks[stay.first], self.marks[stay.last]
-                what = "gradients" if self._is_beyond_backward(since, until) else what
+            if what == "backward temporaries" and stay.is_freed_later and self._is_single:
+                what = "gradients"
             found.append((stay, what))
         return found
 
@@ -307,9 +306,14 @@ class Analysis:
                 found.append(phase)
         return found
 
+    @property
+    def _is_single(self) -> bool:
+        """Is nothing differentiated again, so that what goes in a later backward than it was made in is a gradient?"""
+        return self.notes.get("create_graph") == "False"
+
     def _is_beyond_backward(self, since: int, until: int) -> bool:
-        """Does what was made in a backward go in a later one, and as a gradient: is none differentiated again?"""
-        if self.notes.get("create_graph") != "False":
+        """Does what was made in a backward go in a later one, and as a gradient?"""
+        if not self._is_single:
             return False
         at = bisect.bisect(self._backwards, since, key=lambda phase: phase.begin) - 1
         return at >= 0 and until > self._backwards[at].end

@@ -14,7 +14,10 @@ _STEPS = 64  # begins of steps: moments that are alike
 
 
 class Stay(NamedTuple):
-    """Blocks that were alive at marks first to last, and have all the rest in common; as a Block's."""
+    """Blocks that were alive at marks first to last, and have all the rest in common; as a Block's.
+
+    is_freed_later: in another occurrence of their phase than the one they were made in.
+    """
 
     first: int
     last: int
@@ -24,6 +27,7 @@ class Stay(NamedTuple):
     phase: str
     free_phase: str
     category: str
+    is_freed_later: bool
     thread: int
     stream: int
     device: int
@@ -66,6 +70,8 @@ def without(stays: Iterable[Stay], blocks: Iterable[Block], at: Sequence[int]) -
     left = {stay._replace(bytes=0, blocks=0): (stay.bytes, stay.blocks) for stay in stays}
     for block in blocks:
         key = over(block, at)
+        if key not in left:
+            key = key._replace(is_freed_later=True)  # a block does not tell
         if key in left:
             n_bytes, n_blocks = left[key]
             left[key] = n_bytes - block.bytes, n_blocks - 1
@@ -85,6 +91,7 @@ def over(block: Block, at: Sequence[int]) -> Stay:
         block.phase,
         block.free_phase,
         block.category,
+        False,
         block.thread,
         block.stream,
         block.device,

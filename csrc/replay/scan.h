@@ -130,11 +130,12 @@ struct pya_scan_growth {
 };
 
 /* Blocks that are alive at marks first to last and at no other, and have all this in common.  phase, free_phase and
- * category: as a block's. */
+ * category: as a block's; is_freed_later: in another occurrence of their phase than the one they were made in. */
 struct pya_scan_stay {
     uint64_t bytes, n_blocks, stream, thread;
     uint32_t stack, phase, free_phase, category, first, last;
     int device;
+    bool is_freed_later;
 };
 
 /* As torch numbers it. */

@@ -25,7 +25,8 @@ static bool
 are_alike(const struct pya_scan_stay *a, const struct pya_scan_stay *b) {
     return a->stack == b->stack && a->first == b->first && a->last == b->last &&
            a->phase == b->phase && a->free_phase == b->free_phase && a->category == b->category &&
-           a->thread == b->thread && a->stream == b->stream && a->device == b->device;
+           a->thread == b->thread && a->stream == b->stream && a->device == b->device &&
+           a->is_freed_later == b->is_freed_later;
 }
 
 /* Where it is, or the empty place for it. */
@@ -55,6 +56,21 @@ table_grow(struct pya_scan *s) {
     return true;
 }
 
+/* Did the outermost open phase of the name begin after the block did? */
+static bool
+is_freed_later(const struct pya_scan *s, const struct pya_scan_block *row, uint32_t free_phase) {
+    if (free_phase == 0 || free_phase != row->phase) {
+        return false;
+    }
+    for (size_t i = 0; i < s->n_open; i++) {
+        if (s->open[i].text == free_phase) {
+            const struct pya_scan_phase *phase = scan_open_phase(s, i);
+            return phase != NULL && phase->begin > row->alloc_event;
+        }
+    }
+    return false;
+}
+
 bool
 scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_phase) {
     const struct pya_scan_block *row = &live->row;
@@ -71,6 +87,7 @@ scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_ph
         .first = live->mark,
         .last = (uint32_t)s->next_mark - 1,
         .device = row->device,
+        .is_freed_later = is_freed_later(s, row, free_phase),
     };
     if (s->stays.n * 2 >= s->stay_size && !table_grow(s)) {
         return false;

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from dry_support import PATIENCE_S
 
 from instrument.test_html import Browser, browser, needs_browser
@@ -203,3 +204,46 @@ def test_what_is_sought_and_threads_apart(plan: Plan, tmp_path: Path) -> None:
         assert told["parameters"] == sum(life.n_bytes for life in alive if life.category)
         assert sum(told.values()) == sum(life.n_bytes for life in alive)
         assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
+
+
+@pytest.mark.parametrize("is_differentiated_again", [False, True])
+def test_categories_at_marks_are_those_of_the_blocks(
+    plan: Plan, is_differentiated_again: bool
+) -> None:
+    """Two passes a step, in phases of the program's own: what the first backward makes goes in the second, or in it."""
+    rng = random.Random(5)
+    plan.event("user", f"create_graph={is_differentiated_again}")
+    at = 1 << 30
+    for step in range(90):  # more than have a mark each
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "passes")
+        held: list[int] = []
+        for _ in range(2):
+            plan.event("phase_begin", "backward")
+            plan.event("phase_begin", "backward")  # the library's within the program's
+            made = []
+            for _ in range(12):
+                plan.event("alloc", addr=at, bytes=rng.randrange(1, 9) * MIB, stack=plan.stack(1))
+                made.append(at)
+                at += 8 * MIB
+            plan.event("phase_end", "backward")
+            rng.shuffle(made)
+            for address in (*made[:6], *held):
+                plan.event("free_requested", addr=address)
+            held = made[6:]
+            plan.event("phase_end", "backward")
+        for address in held:
+            plan.event("free_requested", addr=address)
+        plan.event("phase_end", "passes")
+    found = trace.analyse(plan.done(), moments=24)
+    kept = found.stays_by_category()
+    names = set()
+    for event, moment in found.moments.items():
+        number = found.marks.index(event)
+        told: Counter[str] = Counter()
+        for stay, name in kept:
+            told[name] += stay.bytes * (stay.first <= number <= stay.last)
+        wanted = {row.name: row.bytes for row in found.by_category(moment.blocks)}
+        assert +told == wanted, event
+        names |= set(wanted)
+    assert "backward temporaries" in names and "gradients" in names
