@@ -132,3 +132,17 @@ def test_a_plan_is_proposed_for_what_it_alone_saves(
     )
     told = list(advice._plan(analysis))
     assert [item.saved_bytes for item in told] == [100 * MIB] * is_told
+
+
+@pytest.mark.parametrize(("needed", "is_told"), [(97, True), (99, False)])
+def test_an_allocator_is_proposed_that_saves_some_percent(needed: int, is_told: bool) -> None:
+    """One on which the program ran out of memory is none."""
+    sizes = {"native": (100, True), "expandable": (80, False), "pyalloc": (needed, True)}
+    analysis: Any = SimpleNamespace(
+        replays={n: {"peak_bytes": mib * MIB, "completed": c} for n, (mib, c) in sizes.items()},
+        totals={"device_peak_reserved": {0: 100 * MIB}},
+        notes={},
+        ooms=[],
+    )
+    told = list(advice._policies(analysis))
+    assert [item.saved_bytes for item in told] == [(100 - needed) * MIB] * is_told
