@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from instrument.tools import MIB, Plan, kinds
 from pyalloc import advice
 from pyalloc.analysis import Phase
+from pyalloc.falling import falls_by
 from pyalloc.moments import Block
 
 
@@ -146,3 +148,23 @@ def test_an_allocator_is_proposed_that_saves_some_percent(needed: int, is_told: 
     )
     told = list(advice._policies(analysis))
     assert [item.saved_bytes for item in told] == [(100 - needed) * MIB] * is_told
+
+
+@pytest.mark.parametrize(
+    ("other", "saved"),
+    [
+        (("forward", 20, 30), 40),  # at its end both are there, at its begin one
+        (("backward", 60, 80), 40),  # at its begin both are there still
+        (("optimizer", 60, 80), 5),  # goes without neither
+        (("loss", 40, 50), 40),  # the peak's own
+        (("loss", 40, 49), 5),
+        (("epoch", 0, 90), 40),  # of the program's own
+    ],
+)
+def test_the_peak_falls_to_that_of_another_phase(other: tuple[str, int, int], saved: int) -> None:
+    dropped = [block(10 * MIB, 5, 65), block(30 * MIB, 25, None)]
+    analysis: Any = SimpleNamespace(
+        totals={"peak_event": 50, "peak_bytes": 100 * MIB},
+        phases=[replace(phase(*other), peak_bytes=95 * MIB)],
+    )
+    assert falls_by(dropped, analysis, ("forward", "backward")) == saved * MIB

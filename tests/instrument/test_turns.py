@@ -61,3 +61,30 @@ def test_the_verdict_is_the_same_whatever_else_is_looked_at(plan: Plan) -> None:
     found[2].moments.update(trace.moments_at(path, begins[10:20]))
     for each in found:
         assert leaks.verdict(each).startswith("leak: 1.00 MiB more at each step")
+
+
+@pytest.mark.parametrize(
+    ("held", "verdict"),
+    [
+        ([90, 90, 1, 2, 3, 4, 5, 6], "leak: 1.00 MiB more at each step"),  # two steps warm up
+        ([9, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.07], "no leak: nothing grows from step to step"),
+        ([1, 1, 1, 1, 9, 9, 9, 9], "no leak: nothing grows from step to step"),
+        ([1, 1, 1, 5, 5, 5, 9, 9], "leak not sure: nothing grows at every step"),
+    ],
+)
+def test_what_is_called_a_leak(plan: Plan, held: list[float], verdict: str) -> None:
+    """MiB that one line holds where each step begins."""
+    blocks: list[int] = []
+    before = 0.0
+    for step, now in enumerate(held):
+        if now < before:
+            for address in blocks:
+                plan.event("free_requested", addr=address)
+            blocks, before = [], 0
+        if now > before:
+            blocks.append((step + 1) << 30)
+            n_bytes = int((now - before) * MIB)
+            plan.event("alloc", addr=blocks[-1], bytes=n_bytes, stack=plan.stack(7))
+        before = now
+        plan.event("step", "step", arg=step)
+    assert leaks.verdict(trace.analyse(plan.done())).startswith(verdict)
