@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import reserved, trace
+from pyalloc import moments, reserved, trace
 from pyalloc.advice import advise
 from pyalloc.convert import KINDS
 from pyalloc.report import html
@@ -80,13 +80,35 @@ def test_pyallocs_memory_is_not_kept_by_stream_or_size(plan: Plan, source: str) 
     assert found is not None and [row.bytes // MIB for row in found.rows] == [50, 24, 6, 41]
 
 
-def test_nothing_is_said_where_all_is_in_use(plan: Plan) -> None:
+@pytest.mark.parametrize("idle", [0, 1, 2])
+def test_nothing_is_said_where_nearly_all_is_in_use(plan: Plan, idle: int) -> None:
     plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
-    plan.event("alloc", addr=AT, bytes=64 * MIB)
+    plan.event("alloc", addr=AT, bytes=(64 - idle) * MIB)
     freed(plan, AT)
     path = plan.done()
-    assert reserved.at_most(trace.analyse(path)) is None
-    assert "when most was reserved" not in pyalloc("report", path)
+    assert (reserved.at_most(trace.analyse(path)) is None) == (idle < 2)
+    assert ("when most was reserved" in pyalloc("report", path)) == (idle == 2)
+
+
+def test_a_mapped_page_is_not_kept_for_small_requests(plan: Plan) -> None:
+    """Of expandable segments; two MiB by themselves are."""
+    plan.event("user", "allocator=native")
+    plan.event("segment_map", addr=AT, bytes=2 * MIB)
+    plan.event("segment_alloc", addr=AT + 64 * MIB, bytes=2 * MIB)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None
+    small = "idle, kept for requests up to 1 MiB"
+    assert {row.name: row.bytes // MIB for row in found.rows}.pop(small) == 2
+
+
+def test_pieces_that_are_idle(plan: Plan) -> None:
+    """Whole pages of them alone can be mapped elsewhere; a block within another one's hides nothing of that."""
+    for at, n, pages in ((1, 2, 0), (2, 2, 1), (1, 4, 1), (0, 4, 2), (1, 1, 0)):
+        assert moments.page_bytes([(AT + at * MIB, n * MIB)]) == pages * 2 * MIB
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
+    for at, n in ((0, 10), (4, 2)):
+        plan.event("alloc", addr=AT + at * MIB, bytes=n * MIB)
+    assert trace.analyse(plan.done()).peak.gaps == [(AT + 10 * MIB, 10 * MIB)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
