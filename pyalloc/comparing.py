@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pyalloc import moved, source
@@ -124,10 +124,15 @@ class Comparison:
         numbers = sorted(before.keys() & after.keys())[:_MOST_STEPS]
         return [Change(f"step {number}", before[number], after[number]) for number in numbers]
 
-    @property
+    @cached_property
     def contributors(self) -> list[Change]:
-        """Lines, where what they hold is not told alike of both."""
-        return self.tables.get("contributor", self.tables["line"])
+        """Lines, where what they hold is not told alike of both; categories or sizes, where there are no stacks."""
+        if any(b.stack for side in (self.before, self.after) for b in side.moment.blocks):
+            return self.tables.get("contributor", self.tables["line"])
+        categories = self.tables.get("category", [])
+        if any(row.name != "unknown" for row in categories):
+            return categories
+        return [replace(row, name=f"blocks of {row.name}") for row in self.tables["size"]]
 
     @property
     def main(self) -> list[Change]:

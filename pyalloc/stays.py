@@ -59,10 +59,15 @@ def of(scan: _core.Scan) -> list[Stay]:
             words[number] = scan.text(number)
         return words[number]
 
-    return [
-        Stay(first, last, n, blocks, stack, text(phase), text(free_phase), text(category), *origin)
-        for first, last, n, blocks, stack, phase, free_phase, category, *origin in scan.stays()
-    ]
+    found = []
+    for row in scan.stays():
+        first, last, n, blocks, stack, phase, free_phase, category, is_later, *origin = row
+        names = text(phase), text(free_phase), text(category)
+        thread, stream, device = origin
+        found.append(
+            Stay(first, last, n, blocks, stack, *names, bool(is_later), thread, stream, device)
+        )
+    return found
 
 
 def without(stays: Iterable[Stay], blocks: Iterable[Block], at: Sequence[int]) -> list[Stay]:

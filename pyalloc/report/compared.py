@@ -13,6 +13,7 @@ from pyalloc.units import size
 
 _NAME_LINES = 6  # whole, as good as always: what tells two names apart may stand at their ends
 _LONGEST = 60  # of a setting
+_MANY_TIMES = 10
 _ROWS = {"category": 8, "phase": 8}  # tables beside that of lines
 
 
@@ -23,6 +24,8 @@ def signed(n_bytes: int) -> str:
 
 def _by(n_bytes: int, of: int) -> str:
     share = f" ({100 * abs(n_bytes) / of:.1f} %)" if of else ""
+    if n_bytes > _MANY_TIMES * of > 0:  # a percentage says little then
+        share = f" ({(of + n_bytes) / of:.0f} times as much)"
     return f"{size(abs(n_bytes))} {'more' if n_bytes > 0 else 'less'}{share}"
 
 

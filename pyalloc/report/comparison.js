@@ -1,7 +1,7 @@
 // ---- what changed between two recordings, or two moments of one: figures, table, timelines on one axis ----
 const GREW = PALETTE[3], SHRANK = PALETTE[0], [BEFORE, AFTER] = D.sides;
 const signed = n => (n < 0 ? "-" : "+") + size(Math.abs(n));
-const changed = (before, after) => before === after ? "the same" : signed(after - before) + (before ? ` (${(100 * (after - before) / before).toFixed(1)} %)` : "");
+const changed = (before, after) => before === after ? "the same" : signed(after - before) + (!before ? "" : after > 11 * before ? ` (${(after / before).toFixed(0)} times as much)` : ` (${(100 * (after - before) / before).toFixed(1)} %)`);
 $("title").textContent = `${BEFORE.name} → ${AFTER.name}`;
 $("answer").textContent = D.sentence;
 for (const [name, before, after, told] of [

@@ -120,6 +120,27 @@ def test_categories_that_only_one_knows_are_not_compared(tmp_path: Path, plan: P
     assert "Only one of them tells of forward and backward" in " ".join(compared.notes(told))
 
 
+def test_without_stacks_categories_or_sizes_are_named(tmp_path: Path) -> None:
+    paths = []
+    for which, (n, phase) in enumerate([(2, ""), (300, ""), (300, "forward")]):
+        plan = Plan(tmp_path / f"{which}.pya")
+        if phase:
+            plan.event("phase_begin", phase)
+        plan.event("alloc", addr=1 << 30, bytes=n * MIB)
+        for i in range(4):  # so that the first is none that is freed at once
+            plan.event("alloc", addr=(i + 2) << 40, bytes=512)
+        if phase:
+            plan.event("phase_end", phase)
+        paths.append(plan.done())
+    told = compared.sentence(compared_of(*paths[:2]))
+    assert (
+        "298.0 MiB more (150 times as much). Most of it: +300.0 MiB blocks of up to 512 MiB" in told
+    )
+    told = compared.sentence(compared_of(paths[2], paths[2]))
+    assert told.endswith("300.0 MiB. Every line holds as much as before.")
+    assert compared_of(paths[2], paths[2]).contributors[0].name == "activations"
+
+
 def test_a_side_without_any_memory_is_told(tmp_path: Path) -> None:
     empty = Plan(tmp_path / "empty.pya").done()
     out = pyalloc("diff", training(tmp_path / "before.pya"), empty, "-q")
