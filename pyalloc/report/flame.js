@@ -54,7 +54,7 @@ function flame() {
     g.fillRect(x, y, Math.max(w - .6, .4), ROW - 1);
     g.globalAlpha = 1;
     cells.push([x, y, w, item, path]);
-    if (w > 34) { g.save(); g.beginPath(); g.rect(x, y, w - 4, ROW); g.clip(); g.fillStyle = isFound ? "#fff" : item.foreign || isTop || sought || LOOK.isTwo ? css("--ink") : "#221403"; g.fillText(`${item.name}  ${LOOK.told(item)}`, x + 4, y + ROW / 2); g.restore(); }
+    if (w > 34) { g.save(); g.beginPath(); g.rect(x, y, w - 4, ROW); g.clip(); g.fillStyle = isFound ? "#fff" : item.foreign || isTop || sought || LOOK.isTwo ? css("--ink") : "#221403"; g.fillText(LOOK.isTwo && !isTop ? `${LOOK.told(item)}  ${item.name}` : `${item.name}  ${LOOK.told(item)}`, x + 4, y + ROW / 2); g.restore(); }
   };
   const draw = (item, x, y, w, path) => {
     cell(item, x, y, w, path);

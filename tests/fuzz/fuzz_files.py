@@ -29,8 +29,9 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pyalloc import pickles, trace  # noqa: E402
+from pyalloc.comparing import Comparison, Side  # noqa: E402
 from pyalloc.errors import PyallocError, TraceError  # noqa: E402
-from pyalloc.report import data, html, text  # noqa: E402
+from pyalloc.report import compared, comparison, data, html, text  # noqa: E402
 
 LIMIT_S = 120  # for one input: longer is a finding
 MEMORY = 6 * 2**30  # address space of the process: asking for more is a finding
@@ -171,8 +172,11 @@ def try_one(content: bytes, folder: Path) -> str:
         found = trace.analyse(path, moments=4)
         text.summary(found)
         data.summary(found)
-        page = html.page(found)
-        assert "\x1b[2J</script>" not in page
+        other = trace.analyse(path)
+        told = Comparison(Side(other, other.peak, "one"), Side(found, found.peak, "other"))
+        compared.summary(told, 10)
+        for page in (html.page(found), comparison.page(told)):
+            assert "\x1b[2J</script>" not in page
         with trace.program(path):
             pass
         outcome = "read"
