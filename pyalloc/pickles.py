@@ -22,6 +22,7 @@ NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_
 _MAX_QUOTED = 300
 _MOST_PER_BYTE = 100  # memory a byte of a pickle can fairly ask for: an empty dict takes 64
 _MOST_BESIDE = 2**30
+Progress = Callable[[int, int], object]
 _Checked = tuple[set[int], set[int]]
 
 
@@ -38,7 +39,22 @@ class _PlainUnpickler(pickle.Unpickler):
         raise TraceError("the pickle refers to objects outside of itself; it was refused")
 
 
-def load(path: Path) -> dict[str, Any]:
+class _Watched:
+    """A file of which is told how far it has been read.
+
+    The unpickler comes back to Python for it some thousand times, where Ctrl-C is let in: without, once all is read.
+    """
+
+    def __init__(self, file: io.BufferedReader, progress: Progress, n_bytes: int) -> None:
+        self.file, self.progress, self.n_bytes = file, progress, n_bytes
+        self.peek, self.readline = file.peek, file.readline
+
+    def read(self, n: int) -> bytes:
+        self.progress(self.file.tell(), self.n_bytes)
+        return self.file.read(n)
+
+
+def load(path: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
     """A snapshot as torch.cuda.memory._dump_snapshot() writes it.
 
     Raises:
@@ -51,7 +67,7 @@ def load(path: Path) -> dict[str, Any]:
         )
     with path.open("rb") as file:
         n_bytes = path.stat().st_size
-        value = _load(path, file, n_bytes)
+        value = _load(path, _Watched(file, progress, n_bytes), n_bytes)
     return check(path, value, n_bytes)
 
 
@@ -69,7 +85,7 @@ def _bounded(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _load(path: Path, file: BinaryIO, n_bytes: int) -> Any:
+def _load(path: Path, file: _Watched | BinaryIO, n_bytes: int) -> Any:
     try:
         with _bounded(n_bytes):
             return _PlainUnpickler(file).load()

@@ -233,8 +233,12 @@ def _by_bytes(progress: Progress, n_bytes: int) -> Progress:
 
 def _write_pickled(path: Path, target: Path, progress: Progress | None) -> None:
     """A snapshot's file as a trace; the snapshot, which takes much memory, is gone after that."""
-    told = None if progress is None else _by_bytes(progress, path.stat().st_size)
-    write_snapshot(pickles.load(path), target, told)
+    told = _by_bytes(progress or (lambda done, total: None), path.stat().st_size)
+    write_snapshot(
+        pickles.load(path, lambda done, total: told(done, 2 * total)),
+        target,
+        lambda done, total: told(total + done, 2 * total),
+    )
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
