@@ -86,6 +86,11 @@ test-arm64: ## the C tests as arm64 has them, by a cross compiler and qemu
 	@$(MAKE) -s -C tests/c run CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ OUT=../../build/c/arm64 HOSTCUDA= \
 		RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 
+ARM64 ?= build/arm64
+.PHONY: demo-arm64
+demo-arm64: ## the demo as arm64 has it, in a Debian of its own under qemu (root; 12 GB; an hour)
+	@.ci/on-arm64 $(ARM64) make demo
+
 .PHONY: coverage
 coverage: build programs ## lines of csrc/ that the whole test suite runs
 	@.ci/coverage $(VENV)
