@@ -108,6 +108,9 @@ find_virtual(F *&function, void *object, const char *method) {
 enum how_passed { PASSED_UNKNOWN, PASSED_PLAIN, PASSED_SHARED };
 
 #define PLAIN_CONSTRUCTOR "_ZN3c104cuda7MemPoolC1EPNS0_20CUDACachingAllocator13CUDAAllocatorE"
+/* Of torch 2.10 alone: the class had moved, and took the plain pointer still. */
+#define MOVED_PLAIN_CONSTRUCTOR                                                                    \
+    "_ZN2at4cuda7MemPoolC1EPN3c104cuda20CUDACachingAllocator13CUDAAllocatorE"
 #define SHARED_CONSTRUCTOR                                                                         \
     "_ZN2at4cuda7MemPoolC1ESt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE"
 
@@ -117,7 +120,8 @@ allocator_passed(void) {
         return PASSED_SHARED;
     }
     const bool is_plain = pya_torch_symbol(PLAIN_CONSTRUCTOR "bb") != nullptr ||
-                          pya_torch_symbol(PLAIN_CONSTRUCTOR "bbb") != nullptr; /* torch 2.8 */
+                          pya_torch_symbol(PLAIN_CONSTRUCTOR "bbb") != nullptr || /* torch 2.8 */
+                          pya_torch_symbol(MOVED_PLAIN_CONSTRUCTOR "bbb") != nullptr;
     return is_plain ? PASSED_PLAIN : PASSED_UNKNOWN;
 }
 
