@@ -115,7 +115,8 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
     """The memory that torch's allocator gives cuBLAS at a thread's first matrix product on a stream.
 
     In the program's own it is below the line of that product, whose result it follows at once, with the same stack;
-    and it stays.  No other block is all of that.
+    and it stays, or goes before anything else happens, as torch 2.15 has it for each product.  No other block is all of
+    that.
     """
     if not has_beginning(analysis.notes):  # the first product may be none of those that are told
         return
@@ -143,14 +144,14 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
 
 
 def _likely(analysis: Analysis) -> list[Block]:
-    """Blocks at the peak, or at the end if it came after that, that have the size and stay, in their order."""
+    """Blocks at the peak, or at the end if it came after that, that have the size and the life, in their order."""
     sizes = workspace_sizes(analysis.notes)
     end = analysis.moments[max(analysis.moments)]
     found = [block for block in analysis.peak.blocks if block.bytes in sizes]
     # There may be very many at the end: these are read only where some line has as much.
     if not found and end is not analysis.peak and _may_have_one(analysis, end, min(sizes)):
         found = [block for block in end.blocks if block.bytes in sizes]
-    kept = [block for block in found if _stays(block, analysis)]
+    kept = [block for block in found if _lives_so(block, analysis)]
     return sorted(kept, key=lambda block: block.alloc_event)[:_CANDIDATES]
 
 
@@ -163,15 +164,15 @@ def _may_have_one(analysis: Analysis, moment: Moment, n_bytes: int) -> bool:
     )
 
 
-def _stays(block: Block, analysis: Analysis) -> bool:
-    """To the end, or over steps, until torch._C._cuda_clearCublasWorkspaces(); and nobody said what it holds."""
+def _lives_so(block: Block, analysis: Analysis) -> bool:
+    """To the end, over steps until _cuda_clearCublasWorkspaces(), or not at all; and nobody said what it holds."""
     begins = [step[1] for step in analysis.steps]
     end = analysis.totals["n_events"] if block.free_event is None else block.free_event
     n_steps = bisect.bisect(begins, end) - bisect.bisect(begins, block.alloc_event)
     if block.category:
         return False
     if block.stack:
-        return block.free_event is None or n_steps > 2
+        return block.free_event in (None, block.alloc_event + 1) or n_steps > 2
     # Of what backward makes, recordings tell which are gradients at each step.
     return block.phase == "backward" and n_steps > 2 and "optimizers" in analysis.notes
 

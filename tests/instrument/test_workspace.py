@@ -35,6 +35,12 @@ for step in range(4):
 """
 
 
+@pytest.fixture(autouse=True)
+def caching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.15 keeps it only where it is told to, earlier ones always."""
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+
+
 def labelled(found: Analysis) -> list[tuple[str, int]]:
     """Of the peak what is a workspace: where it was made, and its bytes."""
     blocks = [block for block in found.peak.blocks if found.category(block) == "workspace"]
@@ -118,6 +124,20 @@ def test_products_with_vectors_and_by_other_names(record: Record, product: str) 
     import torch
     a = torch.ones(64, 64, device="cuda")
     found = {product}
+    """))  # fmt: skip
+    assert [n for _, n in labelled(found)] == [32 * MIB]
+
+
+@pytest.mark.torch
+def test_one_that_goes_with_its_product_is_known(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch 2.15 has it by default."""
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE")
+    found = trace.analyse(record("""
+    import torch
+    a = torch.ones(64, 64, device="cuda")
+    found = torch.mv(a, a[0])
     """))  # fmt: skip
     assert [n for _, n in labelled(found)] == [32 * MIB]
 
@@ -215,6 +235,18 @@ def test_only_what_is_all_of_it_is_one(plan: Plan, changed: dict[str, object], n
     assert len(found.workspaces) == n
     gradient = next(block for block in found.peak.blocks if block.address == 6 << 30)
     assert found.category(gradient) == "gradients"
+
+
+@pytest.mark.parametrize(("between", "expected"), [(0, 1), (1, 0)])
+def test_one_that_is_freed_at_once_is_one(plan: Plan, between: int, expected: int) -> None:
+    """A product's result of that size lives while something is made of it."""
+    linear = plan.stack(134, "forward", LINEAR)
+    plan.event("alloc", addr=1 << 30, bytes=MIB, stack=linear)
+    plan.event("alloc", addr=2 << 30, bytes=32 * MIB, stack=linear)
+    for _ in range(between):
+        plan.event("alloc", addr=3 << 30, bytes=512, stack=linear)
+    plan.event("free_requested", addr=2 << 30)
+    assert len(trace.analyse(plan.done()).workspaces) == expected
 
 
 def test_one_that_was_made_after_the_peak_is_known_at_the_end(plan: Plan) -> None:
