@@ -232,6 +232,48 @@ def test_devices_of_one_process_have_their_own(plan: Plan) -> None:
         assert re.search(rf"device {device}: places for the [^:]* which\s+has {n}\n", said)
 
 
+def test_what_outlives_the_next_of_its_kind_has_no_place(plan: Plan) -> None:
+    """However long it does: steps are alike all the same."""
+    program, held = Program(plan), list[int]()
+    for step in range(8):
+        program.step(first=False)
+        held.append(program.take(6 * MIB))
+        while len(held) > 2 + step % 2:
+            program.give(held.pop(0))
+    made = only(planning.make(plan.done()))
+    assert made.period == 14
+    (place,) = [each for each in made.places[-14:] if each.size == 6 * MIB]
+    assert place.offset is None
+
+
+def test_a_step_begins_with_a_large_request(plan: Plan) -> None:
+    program = Program(plan)
+    for _ in range(6):
+        for small in [program.take(n * KIB) for n in range(1, 10)]:
+            program.give(small)
+        program.step(first=False)
+    made = only(planning.make(plan.done()))
+    assert made.period == 22 and made.places[-22].size >= _core.PLAN_FROM
+
+
+def test_a_loop_within_the_program_is_no_step(plan: Plan) -> None:
+    program, rng = Program(plan), random.Random(1)
+    sizes = [n * MIB for n in range(1, 21)] * 3
+    sizes += [rng.randrange(1, 1000) * KIB for _ in range(500)]
+    for size in sizes:
+        program.give(program.take(size))
+    assert only(planning.make(plan.done())).period == 0
+
+
+def test_what_is_there_first_lies_lowest(plan: Plan) -> None:
+    """Memory is made up to the highest block."""
+    program = Program(plan)
+    for size in (2 * MIB, 4 * MIB, 30 * MIB):
+        program.take(size)
+    offsets = [place.offset for place in only(planning.make(plan.done())).places]
+    assert offsets == sorted(offsets, key=lambda offset: offset or 0)
+
+
 def test_a_block_that_waits_for_a_stream_lives_until_then(plan: Plan) -> None:
     plan.event("alloc", addr=1 << 30, bytes=4 * MIB)
     plan.event("free_requested", addr=1 << 30)
