@@ -14,6 +14,7 @@ from dry_support import PATIENCE_S
 from instrument.test_html import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import stays, trace
+from pyalloc.moments import Block
 
 THREADS = (7, 9)
 
@@ -108,6 +109,27 @@ def test_marks_are_fewer_where_very_much_is_alive(plan: Plan) -> None:
     assert len(some) <= 12 and {5, 8} <= set(some) and sorted(some) == some
     top = max(bins, key=lambda each: each[2])
     assert top[8] in some and top[8] in stays.marks(bins, [], [5], 1)  # the peak is no accident
+    assert {3, 99} & set(some) == set()
+    assert {3, 99} < set(stays.marks(bins, [3, 99], [5, 8], len(bins)))
+
+
+def test_stays_without_some_blocks() -> None:
+    marks = [5, 9, 20]
+    freed_late = Block(0, 10, 1, 3, 12, 7, "", "forward", "", 0, "", 0)
+    blocks = [freed_late, freed_late._replace(bytes=20), freed_late._replace(alloc_event=6)]
+    assert [(stay.first, stay.last) for stay in (stays.over(b, marks) for b in blocks)] == [
+        *((0, 1), (0, 1), (1, 1)),
+    ]
+    held = [
+        stays.over(freed_late, marks)._replace(bytes=30, blocks=2),
+        stays.over(blocks[2], marks)._replace(bytes=10, blocks=1),
+    ]
+    assert stays.without(held, blocks[:1], marks) == [
+        held[0]._replace(bytes=20, blocks=1),
+        held[1],
+    ]
+    assert stays.without(held, blocks[:2], marks) == held[1:]
+    assert stays.without(held, [freed_late._replace(stack=8)], marks) == held
 
 
 def opened(page: Browser, target: Path) -> None:
