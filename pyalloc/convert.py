@@ -23,6 +23,7 @@ Pool = tuple[int, int]
 Range = tuple[int, int, int, bool, Pool]
 _NO_POOL = (0, 0)
 ALLOCATED, PENDING = "active_allocated", "active_pending_free"  # states of blocks
+_TAKES_MEMORY = ("segment_alloc", "segment_map")
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
 _TELL_EVERY = 10_000  # entries
@@ -114,7 +115,7 @@ class EventWriter:
             self._hold(action, device, pool, int(entry.get("size", 0)), time_ns)
         elif action in ("segment_free", "segment_unmap"):
             self._unused(device, pool, time_ns)
-        if action == "alloc":
+        if action == "alloc" or (action in _TAKES_MEMORY and not self.joins_pages):
             self.route(device, pool, time_ns)
         self.event(
             kind,

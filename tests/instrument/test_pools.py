@@ -148,3 +148,27 @@ def test_a_block_over_pages_of_several_pools_takes_all_of_them(plan: Plan) -> No
         (AT + 9 * MIB, MIB),
         (AT + 10 * MIB, 2 * MIB),
     ]
+
+
+def test_segments_of_a_snapshot_are_of_the_pool_that_their_entries_name(tmp_path: Path) -> None:
+    """Torch tells of the segment before the block that it is for."""
+    path = tmp_path / "snapshot.pickle"
+    sizes = {AT: (50, 20, (0, 1)), 2 * AT: (300, 300, (0, 0))}
+    entries, segments = [], []
+    for address, (mib, used, pool) in sizes.items():
+        for action, size in (("segment_alloc", mib), ("alloc", used)):
+            entries.append(
+                {"action": action, "addr": address, "size": size * MIB, "pool_id": pool, "frames": []}
+            )
+        block = {"address": address, "size": used * MIB, "state": "active_allocated"}
+        segments.append(
+            {"address": address, "total_size": mib * MIB, "segment_pool_id": pool, "blocks": [block]}
+        )
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [entries]}))
+    rows = json.loads(pyalloc("events", path, "--json", "-q"))["rows"]
+    assert [(row["kind"], row["pool"]) for row in rows if row["bytes"]] == [
+        ("segment_alloc", [0, 1]),
+        ("alloc", [0, 1]),
+        ("segment_alloc", None),
+        ("alloc", None),
+    ]
