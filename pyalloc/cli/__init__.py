@@ -151,6 +151,8 @@ def _run(name: str, rest: list[str]) -> int:
         elif name.endswith(".py") or shutil.which(name) is not None:
             program = f"to run a program on pyalloc: pyalloc run {shlex.join([name, *rest])}"
             hint = program if name.endswith(".py") else f"{known}; {program}"
+        elif os.path.isfile(name):
+            hint = f"of a recording: pyalloc report {shlex.quote(name)}"
         else:
             hint = known
         console.complain(f"pyalloc: no subcommand {name!r}; {hint}")

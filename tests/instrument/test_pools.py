@@ -158,11 +158,22 @@ def test_segments_of_a_snapshot_are_of_the_pool_that_their_entries_name(tmp_path
     for address, (mib, used, pool) in sizes.items():
         for action, size in (("segment_alloc", mib), ("alloc", used)):
             entries.append(
-                {"action": action, "addr": address, "size": size * MIB, "pool_id": pool, "frames": []}
+                {
+                    "action": action,
+                    "addr": address,
+                    "size": size * MIB,
+                    "pool_id": pool,
+                    "frames": [],
+                }
             )
         block = {"address": address, "size": used * MIB, "state": "active_allocated"}
         segments.append(
-            {"address": address, "total_size": mib * MIB, "segment_pool_id": pool, "blocks": [block]}
+            {
+                "address": address,
+                "total_size": mib * MIB,
+                "segment_pool_id": pool,
+                "blocks": [block],
+            }
         )
     path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [entries]}))
     rows = json.loads(pyalloc("events", path, "--json", "-q"))["rows"]

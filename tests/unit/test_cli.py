@@ -61,6 +61,15 @@ def test_a_program_without_a_subcommand_is_told_of_run(
     assert ("there are" in told) == (words[0] == "env")
 
 
+def test_a_recording_without_a_subcommand_is_told_of_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my out.pya"
+    path.touch()
+    assert cli.main([str(path)]) == 2
+    assert f"of a recording: pyalloc report '{path}'\n" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"{pyalloc.__version__}\n"
