@@ -92,7 +92,7 @@ def page_of(cuda: Cuda, fd: int, page: int) -> int:
     return cuda.out("cuMemImportFromShareableHandle", fd, POSIX_FD)
 
 
-def test_a_process_s_file_stays_open_as_long_as_something_of_it_is_here(cuda: Cuda) -> None:
+def test_anothers_file_stays_open_as_long_as_something_of_it_is_here(cuda: Cuda) -> None:
     """And its ranges are those of that file, whatever others are here and go."""
 
     def n_files() -> int:
