@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from pyalloc.errors import UsageError
 
@@ -24,6 +25,34 @@ def parse_bytes(text: str) -> int:
     if not 1 <= n_bytes < math.inf:
         raise UsageError(f"{text!r} is not a size; write for example 24GB or 900MiB")
     return int(n_bytes)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """So much more than before is no matter: a share of that, and bytes."""
+
+    share: float = 0.0
+    bytes: int = 0
+
+    def of(self, before_bytes: int) -> float:
+        """Bytes."""
+        return self.share * before_bytes + self.bytes
+
+
+def parse_allowance(text: str) -> Allowance:
+    """Of "5%" or "100MB".
+
+    Raises:
+        UsageError: the text is neither a share nor a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text, re.ASCII)
+    if match:
+        return Allowance(share=float(match.group(1)) / 100)
+    try:
+        return Allowance(bytes=parse_bytes(text))
+    except UsageError:
+        message = f"{text!r} is neither a share nor a size; write for example 5% or 100MB"
+        raise UsageError(message) from None
 
 
 def size(value: float) -> str:

@@ -12,6 +12,7 @@ from pyalloc.comparing import Comparison, Side
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
 from pyalloc.report import compared, comparison, text
+from pyalloc.units import parse_allowance, size
 
 
 class Command:
@@ -24,7 +25,7 @@ class Command:
     Says first what explains most of the change. Lines that moved in the code are found again. Traces and snapshots of
     torch's, of any allocator, also a .part of a program that still runs or was killed.
 
-    Exit code 1 when the second leaks.
+    Exit code 1 when the second leaks, and with --fail-above 5% or 100MB when it holds more than the first by that much.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -42,12 +43,19 @@ class Command:
         parser.add_argument(
             "-n", type=console.count, default=15, metavar="N", help="how many rows (15)"
         )
+        parser.add_argument(
+            "--fail-above",
+            metavar="CHANGE",
+            help="exit code 1 for more growth than this, e.g. 5%% or 100MB",
+        )
         console.add_device(parser)
         console.add_output(parser, default="the terminal (.html: a page)")
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints what differs, then the verdict."""
         console.prepare_output(args, has_page=True)
+        if args.fail_above is not None:
+            args.fail_above = parse_allowance(args.fail_above)
         if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
             raise UsageError("two files, or one file (with --steps A B)")
         if len(args.file) == 2:
@@ -84,7 +92,19 @@ class Command:
                 *map(text.wrapped, compared.caveats(told)),
             ]
             console.deliver(args, "\n".join(lines), compared.data(told), then)
-        return 1 if leaks.growth(last) else 0
+        return 1 if _is_above(told, args) or leaks.growth(last) else 0
+
+
+def _is_above(told: Comparison, args: argparse.Namespace) -> bool:
+    """Says so, for a text or page may go to a file."""
+    before = told.before.moment.allocated_bytes
+    if args.fail_above is None or told.bytes <= args.fail_above.of(before):
+        return False
+    most = size(args.fail_above.of(before))
+    console.complain(
+        f"pyalloc diff: {told.after.name} holds {size(told.bytes)} more; --fail-above: at most {most}"
+    )
+    return True
 
 
 def _analyse(args: argparse.Namespace, path: Path) -> Analysis:

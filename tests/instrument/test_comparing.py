@@ -156,6 +156,27 @@ def test_two_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None
     assert [told["before"]["name"], told["after"]["name"]] == [str(path) for path in paths]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "code"), [("39.5%", 0), ("39%", 1), ("0%", 1), ("41 MB", 0), ("40.9MiB", 1), ("5", 1)]
+)
+def test_growth_above_what_is_allowed_fails(tmp_path: Path, allowed: str, code: int) -> None:
+    """Of 104 MiB there come to be 145; in the other direction nothing fails."""
+    before = training(tmp_path / "before.pya")
+    after = training(tmp_path / "after.pya", batch=8, more=MIB)
+    out = pyalloc("diff", before, after, "-q", "--fail-above", allowed, expect=code)
+    assert ("after.pya holds 41.0 MiB more; --fail-above: at most" in out) == bool(code)
+    pyalloc("diff", after, before, "-q", "--fail-above", allowed)
+    page = tmp_path / "diff.html"
+    pyalloc("diff", before, after, "-q", "-o", page, "--fail-above", allowed, expect=code)
+    assert page.exists()
+
+
+@pytest.mark.parametrize("text", ["much", "-5%", "5 percent", "", "%"])
+def test_what_is_no_allowance_is_told(tmp_path: Path, text: str) -> None:
+    out = pyalloc("diff", training(tmp_path / "a.pya"), f"--fail-above={text}", expect=2)
+    assert "is neither a share nor a size; write for example 5% or 100MB" in out
+
+
 def test_numbers_of_the_comparison_for_programs(tmp_path: Path) -> None:
     before, after = training(tmp_path / "before.pya"), training(tmp_path / "after.pya", batch=8)
     told = json.loads(pyalloc("diff", before, after, "--json", "-q"))
