@@ -246,8 +246,15 @@ RETAINED = (
     ],
 )
 def test_the_peak_falls_as_said(
-    record: Record, kind: str, program: str, before: dict[str, str], after: dict[str, str]
+    record: Record,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    program: str,
+    before: dict[str, str],
+    after: dict[str, str],
 ) -> None:
+    # By itself torch 2.15 gives cuBLAS's workspace back after each product: backward may then be the peak with it.
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
     found, peaks = [], []
     for words in (before, after):
         text = program
