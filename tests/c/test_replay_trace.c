@@ -510,12 +510,5 @@ static const struct check_case cases[] = {
 
 int
 main(int argc, char **argv) {
-    if (mkdtemp(folder) == NULL) {
-        perror("mkdtemp");
-        return 1;
-    }
-    int result = check_main(argc, argv, cases, sizeof cases / sizeof *cases);
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command) != 0 ? 1 : result;
+    return check_main_in_folder(argc, argv, cases, sizeof cases / sizeof *cases, folder);
 }
