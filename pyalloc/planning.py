@@ -1,8 +1,10 @@
 """Plans: where the requests of a program that repeats itself are to lie, worked out from a recording of it.
 
 A plan has each device's requests up to the first repeated step and that step, each with a place.  Blocks that come
-again in each step get one place for all of them.  Placing blocks whose lives are known is dynamic storage allocation
-(csrc/replay/placement.h); what is worked out here is which blocks these are.
+again in each step get one place for all of them; where some are there until after the next of their kind (results that
+a variable holds until it gets the next ones), two steps are planned, in which these have two places.  Placing blocks
+whose lives are known is dynamic storage allocation (csrc/replay/placement.h); what is worked out here is which blocks
+these are.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from pyalloc.errors import PlanError
 
 Progress = Callable[[int, int], object]
 
-_FORMAT = 2
+_FORMAT = 3
 _KEY = "pyalloc_plan"
 _ALIGN = 512  # what sizes are rounded to
 _ANYWHERE = _EVERY_DEVICE = 2**64 - 1
@@ -60,7 +62,8 @@ class Part:
     Attributes:
         device: whose; None: of any (the program used one, and ranks that follow its plan use others).
         places: of the program's beginning and of one step.
-        period: so many at the end are that step's; 0: the program does not repeat itself.
+        period: so many at the end are that step's, or those steps'; 0: the program does not repeat itself.
+        turns: how many steps these are.
         live_bytes: most alive at once of what has a place.
         extent_bytes: where the highest place ends.
         elsewhere: share of the bytes asked for by other streams and for private pools, which are not planned.
@@ -69,6 +72,7 @@ class Part:
     device: int | None
     places: tuple[Place, ...]
     period: int
+    turns: int
     live_bytes: int
     extent_bytes: int
     elsewhere: float = 0.0
@@ -81,6 +85,7 @@ class Part:
             "extent_bytes": self.extent_bytes,
             "elsewhere": self.elsewhere,
             "period": self.period,
+            "turns": self.turns,
         }
 
 
@@ -158,6 +163,7 @@ def _part(content: dict[str, Any]) -> Part:
         None if content["device"] is None else _number(content["device"]),
         tuple(_place(*row) for row in content["places"]),
         _number(content["period"]),
+        _number(content["turns"]),
         _number(content["live_bytes"]),
         _number(content["extent_bytes"]),
         float(content["elsewhere"]),
@@ -192,10 +198,11 @@ class _Requests:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Requests [begin, begin + period) come again and again."""
+    """Requests [begin, begin + period) come again and again; so many turns of them are planned as one."""
 
     begin: int
     period: int
+    turns: int = 1
 
 
 def make(
@@ -362,7 +369,7 @@ def _is_alike(requests: _Requests, i: int, k: int) -> bool:
         return True
     if other is None:  # it lived as long as is known
         return one is not None and requests.born[k] + one >= requests.n_changes
-    # What outlives the next of its kind has no place anyway.
+    # What outlives the next of its kind has no place, or another each time.
     apart = requests.born[k] - requests.born[i]
     return (one is None or one > apart) and other > apart
 
@@ -375,8 +382,7 @@ def _planned(
     placing: Progress | None,
 ) -> Part:
     n = len(requests.sizes) if steps is None else steps.begin + steps.period
-    n_large = sum(size >= _core.PLAN_FROM for size in requests.sizes[:n])
-    if max(n_large, n - n_large) > _core.PLAN_MOST or (steps is None and requests.is_cut):
+    if not _fits(requests, n, steps) or (steps is None and requests.is_cut):
         what = "beginning and one step are {} requests"
         if steps is None:
             what = "requests, of which no step repeats, are {}"
@@ -385,51 +391,84 @@ def _planned(
             f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds {_core.PLAN_MOST:,} of 64 KiB and "
             "more and as many smaller ones"
         )
+    if steps is not None:
+        steps = _in_turns(requests, steps)
+    which = _which(n, steps)
     blocks = array("Q")
     placed = []
-    for i in range(n):
-        lives = _lives(requests, steps, i)
+    for at, (i, turn) in enumerate(which):
+        lives = _lives(requests, steps, i, turn)
         if lives is not None:
-            placed.append(i)
+            placed.append(at)
             blocks.extend((requests.sizes[i], *lives))
     # It is called in any case: a Python function is where Ctrl-C is noticed.
     packed, live_bytes, extent_bytes = _core.place_blocks(
         blocks.tobytes(), _ROUNDS, placing or (lambda n_done, n_all: None)
     )
-    offsets = _grown_late(
-        requests, dict(zip(placed, array("Q", packed), strict=True)), extent_bytes
-    )
+    sizes = [requests.sizes[i] for i, _ in which]
+    offsets = _grown_late(sizes, dict(zip(placed, array("Q", packed), strict=True)), extent_bytes)
     lives_in_requests = _lives_in_requests(requests, n)
-    places = tuple(Place(requests.sizes[i], offsets.get(i), lives_in_requests[i]) for i in range(n))
-    period = 0 if steps is None else steps.period
+    places = tuple(
+        Place(sizes[at], offsets.get(at), lives_in_requests[i]) for at, (i, _) in enumerate(which)
+    )
+    period, turns = (0, 1) if steps is None else (steps.period * steps.turns, steps.turns)
     elsewhere = requests.other_bytes / max(requests.other_bytes + sum(requests.sizes), 1)
-    return Part(device, places, period, live_bytes, extent_bytes, round(elsewhere, 4))
+    return Part(device, places, period, turns, live_bytes, extent_bytes, round(elsewhere, 4))
 
 
-def _grown_late(requests: _Requests, offsets: dict[int, int], extent_bytes: int) -> dict[int, int]:
+def _fits(requests: _Requests, n: int, steps: _Steps | None) -> bool:
+    """May a plan hold as many?"""
+    which = _which(n, steps)
+    n_large = sum(requests.sizes[i] >= _core.PLAN_FROM for i, _ in which)
+    return max(n_large, len(which) - n_large) <= _core.PLAN_MOST
+
+
+def _which(n: int, steps: _Steps | None) -> list[tuple[int, int]]:
+    """Requests that are planned, and how many steps later than recorded."""
+    found = [(i, 0) for i in range(n)]
+    if steps is not None:
+        step = range(steps.begin, steps.begin + steps.period)
+        found += [(i, turn) for turn in range(1, steps.turns) for i in step]
+    return found
+
+
+def _in_turns(requests: _Requests, steps: _Steps) -> _Steps:
+    """Two steps as one, if a plan holds them, where something waits for the next of its kind: it gets two places."""
+    length = requests.born[steps.begin + steps.period] - requests.born[steps.begin]
+    step = range(steps.begin, steps.begin + steps.period)
+    waits = any(length < (requests.life(i) or 0) <= 2 * length for i in step)
+    two = replace(steps, turns=2)
+    return two if waits and _fits(requests, steps.begin + steps.period, two) else steps
+
+
+def _grown_late(sizes: list[int], offsets: dict[int, int], extent_bytes: int) -> dict[int, int]:
     """The same upside down where less memory is needed at first: it is made up to the highest block so far."""
 
     def early(of: dict[int, int]) -> int:
-        ends = (of[i] + requests.sizes[i] for i in sorted(of))
+        ends = (of[i] + sizes[i] for i in sorted(of))
         return sum(itertools.accumulate(ends, max))
 
-    turned = {i: extent_bytes - offset - requests.sizes[i] for i, offset in offsets.items()}
+    turned = {i: extent_bytes - offset - sizes[i] for i, offset in offsets.items()}
     return min(offsets, turned, key=early)
 
 
-def _lives(requests: _Requests, steps: _Steps | None, i: int) -> tuple[int, int, int, int] | None:
-    """When it lives, in the first step of its kind and in the next; None: it outlives the next of its kind."""
+def _lives(
+    requests: _Requests, steps: _Steps | None, i: int, turn: int
+) -> tuple[int, int, int, int] | None:
+    """When it lives, in the steps that are planned and in as many behind them; None: it outlives those."""
     born, died = requests.born[i], requests.died[i]
     if steps is None:
         return born, requests.n_changes if died is None else died, 0, 0
     first = requests.born[steps.begin]
     length = requests.born[steps.begin + steps.period] - first
-    end = first + 2 * length  # everything after it is as one period before
+    whole = steps.turns * length
+    end = first + 2 * whole  # everything after it is as before
     if i < steps.begin:
         return born, end if died is None else min(died, end), 0, 0
-    if died is None or died - born > length:
+    if died is None or died - born > whole:
         return None
-    return born, died, born + length, min(died + length, end)
+    born, died = born + turn * length, died + turn * length
+    return born, died, born + whole, min(died + whole, end)
 
 
 def _lives_in_requests(requests: _Requests, n: int) -> list[int]:

@@ -195,8 +195,9 @@ def _table(made: _Made) -> str:
 
 def _part_lines(file: Path, part: planning.Part) -> list[str]:
     n = len(part.places)
+    steps = "one step, which has" if part.turns == 1 else f"{part.turns} steps, which have"
     kinds = (
-        f"the {n:,} requests of its beginning and of one step, which has {part.period:,}"
+        f"the {n:,} requests of its beginning and of {steps} {part.period:,}"
         if part.period
         else f"its {n:,} requests"
     )

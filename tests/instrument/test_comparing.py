@@ -157,7 +157,8 @@ def test_two_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("allowed", "code"), [("39.5%", 0), ("39%", 1), ("0%", 1), ("41 MB", 0), ("40.9MiB", 1), ("5", 1)]
+    ("allowed", "code"),
+    [("39.5%", 0), ("39%", 1), ("0%", 1), ("41 MB", 0), ("40.9MiB", 1), ("5", 1)],
 )
 def test_growth_above_what_is_allowed_fails(tmp_path: Path, allowed: str, code: int) -> None:
     """Of 104 MiB there come to be 145; in the other direction nothing fails."""

@@ -246,6 +246,31 @@ def test_what_outlives_the_next_of_its_kind_has_no_place(plan: Plan) -> None:
     assert place.offset is None
 
 
+def test_what_waits_for_the_next_of_its_kind_lies_in_two_places_in_turns(plan: Plan) -> None:
+    """Results in a variable are there until it gets the next ones."""
+    program, result = Program(plan), None
+    for _ in range(6):
+        made = [program.take(size * MIB) for size in (3, 8, 2, 5)]
+        old, result = result, program.take(9 * MIB)
+        for number in [*reversed(made), *([old] if old is not None else [])]:
+            program.give(number)
+    path = plan.done()
+    plans = planning.make(path)
+    part = only(plans)
+    assert part.turns == 2 and part.period == 10
+    places = {place.offset for place in part.places if place.size == 9 * MIB}
+    assert len(places) == 2 and None not in places
+    assert part.live_bytes == part.extent_bytes == (3 + 8 + 2 + 5 + 9 + 9) * MIB
+    check_places(path, part)
+    with trace.program(path) as replayed:
+        found = replayed.replay("pyalloc", plan=plans.packed(), check=True)
+    assert found["n_violations"] == 0 and found["n_calls_second_half"] == 0
+    assert found["peak_bytes"] == part.extent_bytes
+    assert "of its beginning and of 2 steps, which have 10" in " ".join(
+        pyalloc("plan", path).split()
+    )
+
+
 def test_a_step_begins_with_a_large_request(plan: Plan) -> None:
     program = Program(plan)
     for _ in range(6):
