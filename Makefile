@@ -88,7 +88,7 @@ test-arm64: ## the C tests as arm64 has them, by a cross compiler and qemu
 
 ARM64 ?= build/arm64
 .PHONY: demo-arm64
-demo-arm64: ## the demo as arm64 has it, in a Debian of its own under qemu (root; 12 GB; an hour)
+demo-arm64: ## the demo as arm64 has it, in a Debian under qemu (root; 12 GB)
 	@.ci/on-arm64 $(ARM64) make demo
 
 .PHONY: coverage

@@ -144,17 +144,3 @@ check_main_with_file(int argc, char **argv, const struct check_case *cases, size
     unlink(path);
     return result;
 }
-
-/* The same with an empty folder, which goes with all that the cases left there. */
-static inline int
-check_main_in_folder(
-    int argc, char **argv, const struct check_case *cases, size_t n, char *folder) {
-    if (mkdtemp(folder) == NULL) {
-        perror("mkdtemp");
-        return 1;
-    }
-    const int result = check_main(argc, argv, cases, n);
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command) != 0 ? 1 : result;
-}

@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "fault.h"
+#include "folder.h"
 
 #include "replay/trace.h"
 #include "replay/varint.h"
