@@ -25,7 +25,7 @@ _EARLIER = (  # by whether it was never freed
     "in use from before the history to its end",
 )
 FORWARDS = ("forward", "loss")  # phases
-_HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
+HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
 
 
 @dataclass(frozen=True)
@@ -501,7 +501,7 @@ class Analysis:
         families: dict[int, list[Block]] = defaultdict(list)
         rest: list[tuple[str, Block]] = []
         for block in moment.blocks:
-            if block.bytes >= limit and self.category(block) not in _HOLDERS:
+            if block.bytes >= limit and self.category(block) not in HOLDERS:
                 families[block.bytes].append(block)
             else:
                 rest.append((self._contributor(block, {}), block))
@@ -515,7 +515,7 @@ class Analysis:
 
     def _contributor(self, block: Block, guesses: dict[int, str]) -> str:
         category = self.category(block)
-        if category in _HOLDERS:
+        if category in HOLDERS:
             return self._holder(category, block)
         key = block.stack, block.module
         if key not in self._makers:

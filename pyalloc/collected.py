@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pyalloc import leaks
-from pyalloc.analysis import FORWARDS, Advice, Analysis
+from pyalloc.analysis import FORWARDS, HOLDERS, Advice, Analysis, Phase
 from pyalloc.falling import falls_by
 from pyalloc.findings import outermost
 from pyalloc.moments import Block
@@ -17,25 +17,24 @@ _SHARE = 0.1  # of the peak: saving less is not worth a word
 _PASSES = 4  # that left a result: fewer may be what is under way
 _PHASES = ("forward", "backward", "optimizer", "inference")
 _ROUNDING = 512  # of a block's bytes
-_OF_A_MODEL = ("parameters", "buffers", "gradients", "optimizer state", "workspace")
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
     """Of each line's results the first kind that saves enough; leaks are told of as such."""
     held: dict[int, list[Block]] = defaultdict(list)
     for block in analysis.peak.blocks:
-        if analysis.category(block) not in _OF_A_MODEL:
+        if analysis.category(block) not in HOLDERS:
             held[block.stack].append(block)
     for grown in leaks.growth(analysis):
         held.pop(grown.stack, None)
+    passes = list(outermost(analysis.phases, _PHASES))
     for blocks in held.values():
-        yield from _listed(blocks, analysis)
+        yield from _listed(blocks, passes, analysis)
         yield from _joined(blocks, analysis)
 
 
-def _listed(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
+def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) -> Iterator[Advice]:
     """One of each pass, kept over the passes after it."""
-    passes = list(outermost(analysis.phases, _PHASES))
     of_pass: dict[int, list[Block]] = defaultdict(list)
     for block in blocks:
         at = bisect.bisect_left(passes, block.alloc_event, key=lambda phase: phase.begin) - 1

@@ -382,7 +382,8 @@ def _planned(
     placing: Progress | None,
 ) -> Part:
     n = len(requests.sizes) if steps is None else steps.begin + steps.period
-    if not _fits(requests, n, steps) or (steps is None and requests.is_cut):
+    which = [(i, 0) for i in range(n)]  # requests, and how many steps later than recorded
+    if not _fits(requests, which) or (steps is None and requests.is_cut):
         what = "beginning and one step are {} requests"
         if steps is None:
             what = "requests, of which no step repeats, are {}"
@@ -391,9 +392,10 @@ def _planned(
             f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds {_core.PLAN_MOST:,} of 64 KiB and "
             "more and as many smaller ones"
         )
-    if steps is not None:
-        steps = _in_turns(requests, steps)
-    which = _which(n, steps)
+    if steps is not None and _waits(requests, steps):
+        twice = which + [(i, 1) for i in range(steps.begin, n)]
+        if _fits(requests, twice):
+            which, steps = twice, replace(steps, turns=2)
     blocks = array("Q")
     placed = []
     for at, (i, turn) in enumerate(which):
@@ -416,29 +418,22 @@ def _planned(
     return Part(device, places, period, turns, live_bytes, extent_bytes, round(elsewhere, 4))
 
 
-def _fits(requests: _Requests, n: int, steps: _Steps | None) -> bool:
+def _fits(requests: _Requests, which: list[tuple[int, int]]) -> bool:
     """May a plan hold as many?"""
-    which = _which(n, steps)
     n_large = sum(requests.sizes[i] >= _core.PLAN_FROM for i, _ in which)
     return max(n_large, len(which) - n_large) <= _core.PLAN_MOST
 
 
-def _which(n: int, steps: _Steps | None) -> list[tuple[int, int]]:
-    """Requests that are planned, and how many steps later than recorded."""
-    found = [(i, 0) for i in range(n)]
-    if steps is not None:
-        step = range(steps.begin, steps.begin + steps.period)
-        found += [(i, turn) for turn in range(1, steps.turns) for i in step]
-    return found
+def _length(requests: _Requests, steps: _Steps) -> int:
+    """Of one step, in requests and frees."""
+    return requests.born[steps.begin + steps.period] - requests.born[steps.begin]
 
 
-def _in_turns(requests: _Requests, steps: _Steps) -> _Steps:
-    """Two steps as one, if a plan holds them, where something waits for the next of its kind: it gets two places."""
-    length = requests.born[steps.begin + steps.period] - requests.born[steps.begin]
+def _waits(requests: _Requests, steps: _Steps) -> bool:
+    """Is something there until after the next of its kind, but not until the one after that?"""
+    length = _length(requests, steps)
     step = range(steps.begin, steps.begin + steps.period)
-    waits = any(length < (requests.life(i) or 0) <= 2 * length for i in step)
-    two = replace(steps, turns=2)
-    return two if waits and _fits(requests, steps.begin + steps.period, two) else steps
+    return any(length < (requests.life(i) or 0) <= 2 * length for i in step)
 
 
 def _grown_late(sizes: list[int], offsets: dict[int, int], extent_bytes: int) -> dict[int, int]:
@@ -459,10 +454,9 @@ def _lives(
     born, died = requests.born[i], requests.died[i]
     if steps is None:
         return born, requests.n_changes if died is None else died, 0, 0
-    first = requests.born[steps.begin]
-    length = requests.born[steps.begin + steps.period] - first
+    length = _length(requests, steps)
     whole = steps.turns * length
-    end = first + 2 * whole  # everything after it is as before
+    end = requests.born[steps.begin] + 2 * whole  # everything after it is as before
     if i < steps.begin:
         return born, end if died is None else min(died, end), 0, 0
     if died is None or died - born > whole:

@@ -6,17 +6,14 @@ function stackColumns(spans, first, events, n) { // for each of n columns those 
   const changes = begins.concat(ends).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
   const found = [];
   let live = [], sum = 0, at = 0, last = [];
-  for (; at < changes.length && changes[at][0] < first; at++) { // before what is shown
-    const [, begins, i] = changes[at];
-    if (begins) { live.push(i); sum += spans[i][0]; } else { live.splice(live.indexOf(i), 1); sum -= spans[i][0]; }
-  }
+  const apply = ([, begins, i]) => { if (begins) { live.push(i); sum += spans[i][0]; } else { live.splice(live.indexOf(i), 1); sum -= spans[i][0]; } };
+  for (; at < changes.length && changes[at][0] < first; at++) apply(changes[at]); // before what is shown
   last = live.slice();
   for (let c = 0; c < n; c++) {
     const end = first + (c + 1) * events / n;
     let best = last, most = sum;
     for (; at < changes.length && changes[at][0] < end; at++) {
-      const [, begins, i] = changes[at];
-      if (begins) { live.push(i); sum += spans[i][0]; } else { live.splice(live.indexOf(i), 1); sum -= spans[i][0]; }
+      apply(changes[at]);
       if (sum >= most) { most = sum; best = live.slice(); }
       last = null;
     }
