@@ -30,7 +30,7 @@ _KEY = "pyalloc_plan"
 _ALIGN = 512  # what sizes are rounded to
 _ANYWHERE = _EVERY_DEVICE = 2**64 - 1
 _LEAST_ASKED = 0.01  # of all bytes: a device that was asked for less is not planned
-_ROUNDS = 2000  # of placing
+_ROUNDS = 20_000  # of placing, if they take no more than some seconds
 _MOST_EVENTS = 2**18  # of a recording that are looked at: three steps of the longest plan
 _GRAM = 16  # requests in a row by which a place in the program is known again
 _CANDIDATES = 24  # periods to try

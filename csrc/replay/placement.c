@@ -8,6 +8,11 @@
 #define PLACEMENT_WORK_MOST UINT64_C(3000000000)
 /* The watch is told after so many: some ten milliseconds. */
 #define PLACEMENT_TELLS_EVERY (UINT64_C(1) << 23)
+/* Rounds in a row without a lower end before another order is tried: bringing what ends highest to the front soon goes in
+ * a circle. */
+#define PLACEMENT_PATIENCE 14
+/* Blocks brought to the front of the best order at most, when none of the orders to begin with helps any more. */
+#define PLACEMENT_SHAKES_MOST 32
 
 /* A block that was placed, with all that the search looks at side by side. */
 struct spot {
@@ -15,14 +20,24 @@ struct spot {
     struct pya_life lives[2]; /* one that is empty meets none */
 };
 
+struct ranked {
+    uint64_t bytes, life;
+    size_t index;
+};
+
 struct search {
     struct pya_placed *blocks;
     size_t n;
     const struct pya_placement_watch *watch;
-    size_t *order;      /* of placing */
-    struct spot *spots; /* of those placed so far, lowest first */
-    uint64_t *found;    /* the best placement's offsets */
-    uint64_t n_steps;   /* spots looked at or moved so far */
+    size_t *order;         /* of placing */
+    struct ranked *ranked; /* for making it */
+    struct spot *spots;    /* of those placed so far, lowest first */
+    uint64_t *found;       /* the best placement's offsets, */
+    size_t *best_order;    /* and its order */
+    unsigned n_vain;       /* rounds since it, or since the order was another */
+    unsigned n_orders;     /* of those to begin with, tried so far */
+    uint64_t random;
+    uint64_t n_steps; /* spots looked at or moved so far */
     uint64_t n_told;
 };
 
@@ -118,6 +133,15 @@ search_promote(struct search *s, uint64_t above) {
     }
 }
 
+/* The same ones each time (xorshift64), so that a recording has one plan. */
+static uint64_t
+next_random(struct search *s) {
+    s->random ^= s->random << 13;
+    s->random ^= s->random >> 7;
+    s->random ^= s->random << 17;
+    return s->random;
+}
+
 static uint64_t
 life_of(const struct pya_placed *block) {
     uint64_t sum = 0;
@@ -128,22 +152,83 @@ life_of(const struct pya_placed *block) {
     return sum;
 }
 
-struct ranked {
-    uint64_t bytes, life;
-    size_t index;
-};
-
 static int
-by_rank(const void *a, const void *b) {
+larger_first(uint64_t a, uint64_t b) {
+    return (a < b) - (a > b);
+}
+
+/* What is equal stays as the program has it. */
+static int
+by_bytes(const void *a, const void *b) {
     const struct ranked *x = a;
     const struct ranked *y = b;
-    if (x->bytes != y->bytes) {
-        return x->bytes > y->bytes ? -1 : 1;
+    int order = larger_first(x->bytes, y->bytes);
+    order = order != 0 ? order : larger_first(x->life, y->life);
+    return order != 0 ? order : larger_first(y->index, x->index);
+}
+
+static int
+by_life(const void *a, const void *b) {
+    const int order =
+        larger_first(((const struct ranked *)a)->life, ((const struct ranked *)b)->life);
+    return order != 0 ? order : by_bytes(a, b);
+}
+
+/* Large ones before those that live long; a rank needs no more digits than a double has. */
+static double
+area_of(const struct ranked *x) {
+    return (double)x->bytes * (double)x->bytes * (double)x->life;
+}
+
+static int
+by_area(const void *a, const void *b) {
+    const double of_a = area_of(a);
+    const double of_b = area_of(b);
+    const int order = (of_a < of_b) - (of_a > of_b);
+    return order != 0 ? order : by_bytes(a, b);
+}
+
+/* Orders to begin with, the best one first. */
+static int (*const RANKS[])(const void *, const void *) = {by_bytes, by_life, by_area};
+enum { N_RANKS = sizeof RANKS / sizeof RANKS[0] };
+
+static void
+search_rank(struct search *s) {
+    for (size_t i = 0; i < s->n; i++) {
+        s->ranked[i] = (struct ranked){s->blocks[i].bytes, life_of(&s->blocks[i]), i};
     }
-    if (x->life != y->life) {
-        return x->life > y->life ? -1 : 1;
+    qsort(s->ranked, s->n, sizeof *s->ranked, RANKS[s->n_orders]);
+    for (size_t i = 0; i < s->n; i++) {
+        s->order[i] = s->ranked[i].index;
     }
-    return x->index < y->index ? -1 : x->index > y->index;
+    s->n_orders++;
+}
+
+/* The best order with some blocks at its front, whichever they are. */
+static void
+search_shake(struct search *s) {
+    memcpy(s->order, s->best_order, s->n * sizeof *s->order);
+    for (uint64_t left = 1 + next_random(s) % PLACEMENT_SHAKES_MOST; left > 0; left--) {
+        size_t from = (size_t)(next_random(s) % s->n);
+        size_t i = s->order[from];
+        memmove(&s->order[1], &s->order[0], from * sizeof *s->order);
+        s->order[0] = i;
+    }
+}
+
+/* What to try after a round. */
+static void
+search_reorder(struct search *s, uint64_t live) {
+    if (s->n_vain < PLACEMENT_PATIENCE) {
+        search_promote(s, live);
+        return;
+    }
+    s->n_vain = 0;
+    if (s->n_orders < N_RANKS) {
+        search_rank(s);
+    } else {
+        search_shake(s);
+    }
 }
 
 struct change {
@@ -193,21 +278,24 @@ measure_live(const struct pya_placed *blocks, size_t n, uint64_t *out) {
 static pya_status
 search_begin(struct search *s) {
     s->order = malloc((s->n + 1) * sizeof *s->order);
+    s->ranked = malloc((s->n + 1) * sizeof *s->ranked);
     s->spots = malloc((s->n + 1) * sizeof *s->spots);
     s->found = calloc(s->n + 1, sizeof *s->found);
-    struct ranked *ranked = malloc((s->n + 1) * sizeof *ranked);
-    bool has_room = s->order != NULL && s->spots != NULL && s->found != NULL && ranked != NULL;
-    for (size_t i = 0; has_room && i < s->n; i++) {
-        ranked[i] = (struct ranked){s->blocks[i].bytes, life_of(&s->blocks[i]), i};
-    }
-    if (has_room) {
-        qsort(ranked, s->n, sizeof *ranked, by_rank);
-        for (size_t i = 0; i < s->n; i++) {
-            s->order[i] = ranked[i].index;
-        }
-    }
-    free(ranked);
-    return has_room ? PYA_OK : PYA_E_HOST_NOMEM;
+    s->best_order = malloc((s->n + 1) * sizeof *s->best_order);
+    s->random = 1;
+    return s->order != NULL && s->ranked != NULL && s->spots != NULL && s->found != NULL &&
+                   s->best_order != NULL
+               ? PYA_OK
+               : PYA_E_HOST_NOMEM;
+}
+
+static void
+search_end(struct search *s) {
+    free(s->order);
+    free(s->ranked);
+    free(s->spots);
+    free(s->found);
+    free(s->best_order);
 }
 
 /* Rounds until one takes no more pages than what is alive, or time is up; the best one's offsets are in `found`.
@@ -216,6 +304,7 @@ static uint64_t
 search_run(struct search *s, unsigned n_rounds, uint64_t live) {
     uint64_t best = UINT64_MAX;
     const uint64_t enough = pya_round_up(live, PYA_PAGE);
+    search_rank(s);
     for (unsigned round = 0; round < n_rounds && best > enough; round++) {
         if (round > 0 && s->n_steps > PLACEMENT_WORK_MOST) {
             break;
@@ -224,13 +313,16 @@ search_run(struct search *s, unsigned n_rounds, uint64_t live) {
         if (extent == UINT64_MAX) {
             return UINT64_MAX;
         }
+        s->n_vain++;
         if (extent < best) {
             best = extent;
+            s->n_vain = 0;
+            memcpy(s->best_order, s->order, s->n * sizeof *s->order);
             for (size_t i = 0; i < s->n; i++) {
                 s->found[i] = s->blocks[i].offset;
             }
         }
-        search_promote(s, live);
+        search_reorder(s, live);
     }
     return best;
 }
@@ -258,8 +350,6 @@ pya_placement_find(
         *out = (struct pya_placement){live, best};
         st = best == UINT64_MAX ? PYA_E_LIMIT : PYA_OK;
     }
-    free(s.order);
-    free(s.spots);
-    free(s.found);
+    search_end(&s);
     return st;
 }

@@ -1,7 +1,9 @@
 /* Placing blocks whose lives are known: where each is to lie so that all take little room.  Floor 1.
  *
  * This is dynamic storage allocation, which is NP-hard: the largest first, each at the lowest place that is free for all
- * of its life; then again and again with those in front that ended highest, as long as that helps. */
+ * of its life; then again and again with those in front that ended highest.  Where that leads no further the same begins
+ * anew from other orders (the longest life first, by both), and in the end from the best order with some blocks drawn to
+ * its front. */
 #pragma once
 
 #include "../core/base.h"
