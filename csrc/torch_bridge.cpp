@@ -574,8 +574,12 @@ pya_torch_feature(size_t index, const char **name, bool *works, const char **det
         *works = profiler.enabled != nullptr;
         *detail = *works ? "reported through c10" : "libc10 does not export the profiler's hooks";
         return true;
+    case 2:
+        *name = "MemPool(allocator)";
+        *works = pya_torch_pool_takes_allocator(detail);
+        return true;
     default:
-        return pya_torch_slot_feature(index - 2, name, works, detail);
+        return pya_torch_slot_feature(index - 3, name, works, detail);
     }
 }
 

@@ -125,6 +125,9 @@ allocator_passed(void) {
     return is_plain ? PASSED_PLAIN : PASSED_UNKNOWN;
 }
 
+#define UNKNOWN_ALLOCATOR                                                                          \
+    "how this torch passes a MemPool's allocator is not known; use MemPool() without one"
+
 std::unique_ptr<own_allocator>
 own_allocator_of(void *const *allocator) {
     auto own = std::make_unique<own_allocator>();
@@ -144,8 +147,7 @@ own_allocator_of(void *const *allocator) {
     if (own->object == nullptr ||
         !find_virtual(own->raw_alloc, own->object, PYA_TORCH_METHOD("9raw_allocEm")) ||
         !find_virtual(own->raw_delete, own->object, PYA_TORCH_METHOD("10raw_deleteEPv"))) {
-        throw std::runtime_error(
-            "pyalloc: how this torch passes a MemPool's allocator is not known; use MemPool() without one");
+        throw std::runtime_error("pyalloc: " UNKNOWN_ALLOCATOR);
     }
     return own;
 }
@@ -225,6 +227,15 @@ pya_torch_pool_users(void *self, int8_t device, pya_pool_id id) {
         }
     }
     return 0;
+}
+
+bool
+pya_torch_pool_takes_allocator(const char **detail) {
+    const how_passed passed = allocator_passed();
+    *detail = passed == PASSED_SHARED  ? "passed as a shared pointer"
+              : passed == PASSED_PLAIN ? "passed as a plain pointer"
+                                       : UNKNOWN_ALLOCATOR;
+    return passed != PASSED_UNKNOWN;
 }
 
 /* The allocator is a plain pointer in older versions, NULL for none; since then a shared_ptr, which arrives as the

@@ -11,6 +11,8 @@
 int pya_torch_pool_users(void *self, int8_t device, pya_pool_id id);
 /* allocator: of the pool's own, NULL for none; see the definition for its type. */
 void pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *allocator);
+/* Does MemPool(allocator) work?  *detail says how this torch passes it. */
+bool pya_torch_pool_takes_allocator(const char **detail);
 /* As 2.6 and 2.7 have it, and what there is meant by an empty_cache(): {0, 0} for all memory. */
 void pya_torch_pool_create_without(void *self, int8_t device, pya_pool_id id);
 pya_pool_id pya_torch_pool_in_use(void);
