@@ -368,7 +368,9 @@ class Analysis:
         found: dict[int, str] = {}
         for block in sorted(blocks, key=lambda b: b.alloc_event):
             where = self.where(block.stack)
-            if where and block.bytes >= MIB and block.alloc_event not in self.workspaces:
+            if block.alloc_event in self.workspaces:
+                continue
+            if where and block.bytes >= MIB:
                 makers.setdefault(block.bytes, where)
             elif not where and block.phase in ("backward", "") and block.bytes in makers:
                 found[block.alloc_event] = makers[block.bytes]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, ValuesView
 from typing import Any
 
 from pyalloc import devices, marks
-from pyalloc.config import CUBLAS_BYTES
+from pyalloc.config import CUBLAS_NOTES
 
 MODULE = "module:"  # phases of modules carry this prefix
 _At = tuple[int, int]  # device, address
@@ -73,7 +73,8 @@ class AutoMarks:
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global")
         self._wrap_backward(torch)
         self._wrap_empty_cache(torch)
-        self._wrap_cublas_workspace(torch)
+        for library, note in CUBLAS_NOTES.items():
+            self._wrap_workspace(torch, library, note)
         if not self.recorder.source.has_record_stream:
             self._wrap_record_stream(torch)
         marks.listeners.append(self)
@@ -201,20 +202,21 @@ class AutoMarks:
             self.recorder.add("empty_cache", "", device=index)
         original()
 
-    def _wrap_cublas_workspace(self, torch: Any) -> None:
+    def _wrap_workspace(self, torch: Any, library: str, note: str) -> None:
         """Torch tells the size that is set now, and nobody when it was another."""
-        original = getattr(torch._C, "_cuda_setCublasWorkspaceSize", None)
+        name = f"_cuda_set{library}WorkspaceSize"
+        original = getattr(torch._C, name, None)
         if original is None:
             return
-        seen = [torch._C._cuda_getCublasWorkspaceSize()]
+        seen = [getattr(torch._C, f"_cuda_get{library}WorkspaceSize")()]
 
         def set_size(n_bytes: int) -> None:
             original(n_bytes)
             if n_bytes not in seen:
                 seen.append(n_bytes)
-                self.recorder.add("user", f"{CUBLAS_BYTES}={','.join(map(str, seen))}")
+                self.recorder.add("user", f"{note}={','.join(map(str, seen))}")
 
-        self._put(torch._C, "_cuda_setCublasWorkspaceSize", set_size)
+        self._put(torch._C, name, set_size)
 
     def _put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """In place of what is there, until the end of the recording."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from pyalloc import moved, source
 from pyalloc.analysis import Analysis, Row
 from pyalloc.caveats import BEFORE
-from pyalloc.config import CUBLAS_BYTES
+from pyalloc.config import CUBLAS_NOTES
 from pyalloc.moments import Moment
 from pyalloc.source import Frame
 
@@ -18,7 +18,8 @@ _TOLD = 3  # contributors that a sentence names
 _LEAST_TOLD = 0.05  # of the largest change: one that is less explains nothing
 _PASSES = ("forward", "backward", "loss")
 _NO_SETTINGS = (  # notes that are told elsewhere, or say nothing of what a person changed
-    "pid", "about", "clock", "rank", "history", "lost_events", "gaps", "steps_end_with", BEFORE, CUBLAS_BYTES,
+    "pid", "about", "clock", "rank", "history", "lost_events", "gaps", "steps_end_with", BEFORE,
+    *CUBLAS_NOTES.values(),
 )  # fmt: skip
 _LONGEST_SETTING = 400  # characters
 _MOST_STEPS = 400  # of a table

@@ -29,9 +29,10 @@ PLAN = "PYALLOC_PLAN"  # a file that `pyalloc plan` wrote
 # What torch reads its own allocator's settings from: the newer name and the older.
 TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CUBLAS_CONF = "CUBLAS_WORKSPACE_CONFIG"  # what torch asks its allocator for on cuBLAS's behalf
-CUBLAS_BYTES = (
-    "cublas_workspace"  # a note of recordings: the same as torch says, each size that it had
-)
+CUBLAS_CACHE = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch keeps that, from 2.15 on
+# Notes of recordings: the same as torch says, and of cuBLASLt, each size that it had.
+CUBLAS_BYTES, CUBLASLT_BYTES = "cublas_workspace", "cublaslt_workspace"
+CUBLAS_NOTES = {"Cublas": CUBLAS_BYTES, "CublasLt": CUBLASLT_BYTES}  # by torch's names
 
 # What a plan needs, and why.
 _PLANNED = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from pyalloc import _core, source
 from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis, Phase
 from pyalloc.caveats import has_beginning
-from pyalloc.config import CUBLAS_BYTES, CUBLAS_CONF
+from pyalloc.config import CUBLAS_BYTES, CUBLAS_CACHE, CUBLAS_CONF, CUBLASLT_BYTES
 from pyalloc.moments import Block, Moment, moments_of, rounded
 from pyalloc.told import Told, joined
 
@@ -100,9 +100,9 @@ def _backwards(analysis: Analysis, file: Path, device: int, progress: Progress |
 
 def workspace_sizes(notes: dict[str, str]) -> tuple[int, ...]:
     """Bytes that torch gives cuBLAS, as it said; else pairs of KiB and how often in the setting, or its defaults."""
-    said = notes.get(CUBLAS_BYTES, "")
-    if re.fullmatch(r"\d{1,15}(,\d{1,15})*", said):
-        return tuple(rounded(int(each)) for each in said.split(","))
+    said = _said(notes, CUBLAS_BYTES)
+    if said:
+        return said
     told = notes.get(CUBLAS_CONF, "")
     if not re.fullmatch(r"(:\d{1,9}:\d{1,9})+", told):
         return CUBLAS_WORKSPACES
@@ -111,12 +111,27 @@ def workspace_sizes(notes: dict[str, str]) -> tuple[int, ...]:
     return (rounded(sum(kib * 1024 * n for kib, n in pairs)),)
 
 
+def _said(notes: dict[str, str], name: str) -> tuple[int, ...]:
+    said = notes.get(name, "")
+    if not re.fullmatch(r"\d{1,15}(,\d{1,15})*", said):
+        return ()
+    return tuple(rounded(int(each)) for each in said.split(","))
+
+
+def gives_workspaces_back(notes: dict[str, str]) -> bool:
+    """Does each product take one, and give it back?"""
+    version = re.match(r"(\d{1,4})\.(\d{1,4})", notes.get("torch", ""))
+    is_new = version is not None and tuple(map(int, version.groups())) >= (2, 15)
+    return is_new and notes.get(CUBLAS_CACHE) != "1"
+
+
 def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress | None) -> None:
     """The memory that torch's allocator gives cuBLAS at a thread's first matrix product on a stream.
 
     In the program's own it is below the line of that product, whose result it follows at once, with the same stack;
     and it stays, or goes before anything else happens, as torch 2.15 has it for each product.  No other block is all of
-    that.
+    that.  In a thread of autograd's, without a line, a gradient of this size that is added to another at once is the
+    first that its node makes: what was freed is between it and the last product.
     """
     if not has_beginning(analysis.notes):  # the first product may be none of those that are told
         return
@@ -146,12 +161,15 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
 def _likely(analysis: Analysis) -> list[Block]:
     """Blocks at the peak, or at the end if it came after that, that have the size and the life, in their order."""
     sizes = workspace_sizes(analysis.notes)
+    of_lt = _said(analysis.notes, CUBLASLT_BYTES)
     end = analysis.moments[max(analysis.moments)]
     found = [block for block in analysis.peak.blocks if block.bytes in sizes]
     # There may be very many at the end: these are read only where some line has as much.
     if not found and end is not analysis.peak and _may_have_one(analysis, end, min(sizes)):
         found = [block for block in end.blocks if block.bytes in sizes]
     kept = [block for block in found if _lives_so(block, analysis)]
+    # That of cuBLASLt, where it goes at once: one that stays could be anything.
+    kept += [b for b in analysis.peak.blocks if b.bytes in of_lt and b.stack and _goes_at_once(b)]
     return sorted(kept, key=lambda block: block.alloc_event)[:_CANDIDATES]
 
 
@@ -164,6 +182,10 @@ def _may_have_one(analysis: Analysis, moment: Moment, n_bytes: int) -> bool:
     )
 
 
+def _goes_at_once(block: Block) -> bool:
+    return block.free_event == block.alloc_event + 1
+
+
 def _lives_so(block: Block, analysis: Analysis) -> bool:
     """To the end, over steps until _cuda_clearCublasWorkspaces(), or not at all; and nobody said what it holds."""
     begins = [step[1] for step in analysis.steps]
@@ -172,7 +194,9 @@ def _lives_so(block: Block, analysis: Analysis) -> bool:
     if block.category:
         return False
     if block.stack:
-        return block.free_event in (None, block.alloc_event + 1) or n_steps > 2
+        return block.free_event is None or _goes_at_once(block) or n_steps > 2
+    if _goes_at_once(block):
+        return block.phase == "backward" and gives_workspaces_back(analysis.notes)
     # Of what backward makes, recordings tell which are gradients at each step.
     return block.phase == "backward" and n_steps > 2 and "optimizers" in analysis.notes
 
@@ -180,14 +204,21 @@ def _lives_so(block: Block, analysis: Analysis) -> bool:
 def _of_same_stack(
     told: Iterable[Told], ranges: list[tuple[int, int]], analysis: Analysis
 ) -> set[int]:
-    """Allocations that follow one of the same stack on their stream, but for what a dry run has in it."""
+    """Allocations that follow one of the same stack on their stream, but for what a dry run has in it.
+
+    Without a stack nothing is freed between the two either.
+    """
     before: dict[tuple[int, int, int], tuple[source.Frame, ...]] = {}
     found: set[int] = set()
     begins = [begin for begin, _ in ranges]
     for row in told:
-        if row.name == "alloc":
-            key = bisect.bisect(begins, row.event), row.device, row.stream
+        key = bisect.bisect(begins, row.event), row.device, row.stream
+        if row.name == "free_requested" and before.get(key) == ():
+            del before[key]
+        elif row.name == "alloc":
             frames = analysis.frames(row.stack)
+            if source.is_autograd(frames):  # a dry run's kernels have Python on its threads
+                frames = ()
             if before.get(key) == frames:
                 found.add(row.event)
             before[key] = frames

@@ -9,19 +9,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyalloc import _core
-from pyalloc.config import CUBLAS_BYTES, CUBLAS_CONF, ENVIRONMENT, TORCH_CONF
+from pyalloc.config import CUBLAS_CACHE, CUBLAS_CONF, CUBLAS_NOTES, ENVIRONMENT, TORCH_CONF
 
 
 def about(torch: Any, *, with_command: bool) -> Iterator[str]:
     """Texts `name=value`."""
     yield f"torch={torch.__version__}"
     yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
-    for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF):
+    for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF, CUBLAS_CACHE):
         if os.environ.get(name):
             yield f"{name}={os.environ[name]}"
-    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)  # since 2.14
-    if ask is not None:
-        yield f"{CUBLAS_BYTES}={ask()}"
+    for library, note in CUBLAS_NOTES.items():
+        ask = getattr(torch._C, f"_cuda_get{library}WorkspaceSize", None)  # since 2.14
+        if ask is not None:
+            yield f"{note}={ask()}"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         if os.environ.get(name):
             yield f"{name.lower()}={os.environ[name]}"

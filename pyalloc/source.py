@@ -40,7 +40,9 @@ _PRODUCT = re.compile(
 _OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and subclasses of tensors
 # Torch's way to a kernel: in 2.14 bmm(), sum(), norm() and some others are looked at in Python first.
 _ROUTE = re.compile(r"/torch/(_ops\.py$|_native/)")
-_WORKSPACE = re.compile(r"at::cuda::get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)\b")
+_WORKSPACE = re.compile(
+    r"at::cuda::(get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)|allocateCUDABlasWorkspace)\b"
+)
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "_adafactor": "Adafactor",

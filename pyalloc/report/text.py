@@ -13,7 +13,7 @@ from pyalloc.advice import advise
 from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.asked import Asked, Size, by_requests
 from pyalloc.caveats import BEFORE, is_from_torch
-from pyalloc.config import CUBLAS_BYTES
+from pyalloc.config import CUBLAS_NOTES
 from pyalloc.moments import STEP, Moment, page_bytes
 from pyalloc.reserved import Reserved
 from pyalloc.units import MIB, size
@@ -38,7 +38,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "history",
     BEFORE,
     "steps_end_with",
-    CUBLAS_BYTES,
+    *CUBLAS_NOTES.values(),
     *FOUND,
 )
 MAKERS = "segments by the line that they were allocated for"

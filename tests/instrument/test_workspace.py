@@ -10,7 +10,7 @@ from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, kinds, pyalloc
 from pyalloc import trace
 from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis
-from pyalloc.findings import workspace_sizes
+from pyalloc.findings import gives_workspaces_back, workspace_sizes
 
 LINEAR = "/x/site-packages/torch/nn/modules/linear.py"
 PROGRAM = """
@@ -142,6 +142,47 @@ def test_one_that_goes_with_its_product_is_known(
     assert [n for _, n in labelled(found)] == [32 * MIB]
 
 
+IN_BACKWARD = """
+import torch
+a = torch.ones(64, 64, device="cuda", requires_grad=True)
+(a * a).mm(a).sum().backward()
+"""
+
+
+@pytest.mark.torch
+@ALLOCATORS
+@pytest.mark.parametrize("stacks", ["python", "all"])
+def test_one_that_goes_with_its_product_in_backward_is_known(
+    record: Record, monkeypatch: pytest.MonkeyPatch, allocator: str, stacks: str
+) -> None:
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE")
+    found = trace.analyse(record(IN_BACKWARD, "--allocator", allocator, "--stacks", stacks))
+    if not gives_workspaces_back(found.notes):
+        pytest.skip("torch before 2.15 keeps cuBLAS's workspace")
+    assert [n for _, n in labelled(found)] == [32 * MIB]
+    [holder] = [row.name for row in found.contributors(found.peak) if row.bytes == 32 * MIB]
+    assert holder == "workspace (cuBLAS)"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("setting", "n"), [("", MIB), ("64", 65536)])
+def test_that_of_cublaslt_goes_with_its_product(
+    record: Record, monkeypatch: pytest.MonkeyPatch, setting: str, n: int
+) -> None:
+    """A product with a bias is cuBLASLt's."""
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE")
+    if setting:
+        monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", setting)
+    found = trace.analyse(record("""
+    import torch
+    model = torch.nn.Linear(64, 64).cuda()
+    found = model(torch.ones(64, 64, device="cuda"))
+    """))  # fmt: skip
+    if not gives_workspaces_back(found.notes):
+        pytest.skip("torch before 2.15 keeps cuBLAS's workspace")
+    assert [n for _, n in labelled(found)] == [n]
+
+
 @pytest.mark.torch
 def test_the_oom_file_does_not_blame_the_line(record: Record) -> None:
     source = PROGRAM.replace("BATCH", "(64, 64, 64, 2**24)[step]")
@@ -246,6 +287,79 @@ def test_one_that_is_freed_at_once_is_one(plan: Plan, between: int, expected: in
     for _ in range(between):
         plan.event("alloc", addr=3 << 30, bytes=512, stack=linear)
     plan.event("free_requested", addr=2 << 30)
+    assert len(trace.analyse(plan.done()).workspaces) == expected
+
+
+def backward_by_hand(plan: Plan, **changed: object) -> Path:
+    """A product of autograd's, as torch 2.15 makes it, while an activation of the workspace's size lives."""
+    given = {"torch": "2.15.0+cu132", "cache": "", "bytes": 32 * MIB, "between": "", **changed}
+    plan.event("user", f"torch={given['torch']}")
+    if given["cache"]:
+        plan.event("user", f"TORCH_CUBLAS_WORKSPACE_CACHE={given['cache']}")
+    plan.event("alloc", addr=1 << 30, bytes=32 * MIB, stack=plan.stack(3))
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=2 << 30, bytes=MIB)
+    plan.event("alloc", addr=3 << 30, bytes=512)
+    if given["between"] == "pages":
+        plan.event("segment_map", addr=4 << 30, bytes=32 * MIB)
+    if given["between"] == "free":
+        plan.event("free_requested", addr=3 << 30)
+    plan.event("alloc", addr=4 << 30, bytes=int(str(given["bytes"])))
+    if given["between"] == "alloc":
+        plan.event("alloc", addr=5 << 30, bytes=512)
+    plan.event("free_requested", addr=4 << 30)
+    plan.event("phase_end", "backward")
+    return plan.done()
+
+
+@pytest.mark.parametrize(
+    ("changed", "n"),
+    [
+        ({}, 1),
+        ({"between": "pages"}, 1),
+        ({"between": "alloc"}, 0),  # something is made of it
+        ({"between": "free"}, 0),  # the first of its node: a gradient that is added to another
+        ({"bytes": 31 * MIB}, 0),
+        ({"torch": "2.14.1"}, 0),
+        ({"torch": "2.16.0a0"}, 1),
+        ({"torch": "of mine"}, 0),
+        ({"cache": "1"}, 0),
+        ({"cache": "0"}, 1),
+    ],
+)
+def test_one_that_is_freed_at_once_in_backward(
+    plan: Plan, changed: dict[str, object], n: int
+) -> None:
+    found = trace.analyse(backward_by_hand(plan, **changed))
+    assert len(found.workspaces) == n
+
+
+def test_it_is_no_gradient_of_an_activation_of_its_size(plan: Plan) -> None:
+    found = trace.analyse(backward_by_hand(plan))
+    assert [row.name for row in found.by_line(found.peak.blocks) if row.bytes == 32 * MIB] == [
+        "me/model.py:3 work"
+    ]
+    assert not any("gradient" in row.name for row in found.by_line(found.peak.blocks))
+
+
+@pytest.mark.parametrize(
+    ("said", "goes", "expected"),
+    [
+        (f"{MIB}", True, 1),
+        (f"5,{MIB}", True, 1),
+        (f"{MIB}", False, 0),  # it could be anything
+        (f"{2 * MIB}", True, 0),
+        ("", True, 0),  # a torch that does not tell keeps it
+    ],
+)
+def test_cublaslts_that_is_freed_at_once(plan: Plan, said: str, goes: bool, expected: int) -> None:
+    linear = plan.stack(134, "forward", LINEAR)
+    if said:
+        plan.event("user", f"cublaslt_workspace={said}")
+    plan.event("alloc", addr=1 << 30, bytes=512, stack=linear)
+    plan.event("alloc", addr=2 << 30, bytes=MIB, stack=linear)
+    if goes:
+        plan.event("free_requested", addr=2 << 30)
     assert len(trace.analyse(plan.done()).workspaces) == expected
 
 
