@@ -30,6 +30,12 @@ dladdr(const void *address, Dl_info *info) {
 """
 
 
+def skip_without(name: str) -> None:
+    """Where torch.cuda.memory has no such function."""
+    if not hasattr(pytest.importorskip("torch").cuda.memory, name):
+        pytest.skip(f"this torch has no {name}()")
+
+
 @pytest.fixture
 def counting(tmp_path: Path) -> dict[str, str]:
     """The environment of a program whose calls of dladdr() are counted in `n_lookups`."""
@@ -70,7 +76,8 @@ def test_an_address_is_looked_up_once(dry_python, counting) -> None:  # type: ig
         assert lookups(memory._snapshot) < 50
         assert lookups(memory._snapshot) == 0
         assert lookups(torch.cuda.memory_snapshot) == 0
-        assert lookups(lambda: memory._allocation_traceback(keep[5].data_ptr())) == 0
+        if hasattr(memory, "_allocation_traceback"):  # not in torch 2.9
+            assert lookups(lambda: memory._allocation_traceback(keep[5].data_ptr())) == 0
         """,
         install=True,
         env=counting,
@@ -104,6 +111,7 @@ def test_equal_stacks_are_one_list(dry_python) -> None:  # type: ignore[no-untyp
 
 def test_a_traceback_is_one_look_up(dry_python) -> None:  # type: ignore[no-untyped-def]
     """However many blocks are live."""
+    skip_without("_allocation_traceback")
     dry_python(
         """
         import torch
@@ -150,13 +158,16 @@ def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # typ
     assert said[0] == said[1]
     assert any(re.match(r"libtorch_cuda\.so\+0x[0-9a-f]+ /", line) for line in said[0])
     assert not any("_core.abi3.so" in line or "Pluggable" in line for line in said[0])
-    assert said[0][0].startswith("at::detail::empty_generic"), said[0][0]
+    # In torch 2.9 that has static functions of its library within.
+    named = [line for line in said[0] if not line.startswith("libtorch_cpu.so+")]
+    assert named[0].startswith("at::detail::empty_generic"), said[0][:3]
     assert said[0][-1].startswith("<module> ")
 
 
 @pytest.mark.parametrize("context", [None, "state", "all"])
 def test_labels_of_what_is_forgotten_go(dry_python, context: str | None) -> None:  # type: ignore[no-untyped-def]
     """Also where the history has no stacks, whose captures free what nobody has any more."""
+    skip_without("_set_memory_metadata")
     out = dry_python(
         f"""
         import sys
