@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,6 +18,10 @@ from benchmarks.workloads.record import names
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = hostcuda.why_not()
 in_torch = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+in_vision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None,
+    reason="needs torchvision: pip install torchvision",
+)
 COMMAND = [sys.executable, "-m", "benchmarks.training", "-q"]
 
 
@@ -35,6 +40,7 @@ def row(allocator: str, **other: Any) -> dict[str, Any]:
 @pytest.mark.torch
 @pytest.mark.slow
 @in_torch
+@in_vision
 def test_a_loop_is_trained_on_each_allocator_with_the_same_requests() -> None:
     done = run("--only", "gan", "--steps", "6", "--json", "--jobs", "2")
     assert done.returncode == 0, done.stderr
@@ -57,6 +63,7 @@ def test_a_loop_is_trained_on_each_allocator_with_the_same_requests() -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 @in_torch
+@in_vision
 def test_a_training_of_more_steps() -> None:
     once, twice = (training.train("unet", "pyalloc", times=times) for times in (1, 2))
     assert not once["failed"] and not twice["failed"]
@@ -77,6 +84,7 @@ def test_a_typical_step_is_one_after_growth(
 @pytest.mark.torch
 @pytest.mark.slow
 @in_torch
+@in_vision
 def test_a_card_that_is_too_small_is_a_row_that_says_so() -> None:
     words = ("--device", "cuda", "--only", "gan", "unet", "--steps", "2")
     words += ("--allocators", "pyalloc", "--json")
