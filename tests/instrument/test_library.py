@@ -303,6 +303,8 @@ def test_no_number(): pass
 
 @pytest.mark.parametrize("where", ["here", "in another process"])
 def test_pytest_tells_which_tests_take_most(tmp_path: Path, where: str) -> None:
+    if where != "here":
+        pytest.importorskip("xdist", reason="needs pytest-xdist: pip install pytest-xdist")
     tests, folder = tmp_path / "test_memory.py", tmp_path / "recorded"
     tests.write_text(TAKING)
     workers = ("-p", "xdist", "-n", 1) if where != "here" else ("--gpu-memory-record", folder)
