@@ -5,16 +5,19 @@
 #include "module.h"
 
 #include "device/cuda.h"
+#include "module_alone.h"
 #include "module_aside.h"
 #include "module_stack.h"
 #include "torch_bridge.h"
 #include "torch_callbacks.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-static struct pya_heap *process_heap;
-/* What it was told of its requests, and the object that has the numbers; the heap's for its life. */
+static struct pya_heap *_Atomic process_heap;
+/* What it was told of its requests, and the object that has the numbers; the heap's for its life, and guarded as create()
+ * and destroy() are: by the module. */
 static struct pya_layout *process_layouts; /* in process_plan's bytes */
 static PyObject *process_plan;
 /* List of callables (device, bytes) -> bool; owned by the module. */
@@ -38,13 +41,14 @@ pya_module_raise(const char *class_name, const char *text) {
 
 struct pya_heap *
 pya_module_heap(void) {
-    if (process_heap == NULL) {
+    struct pya_heap *heap = process_heap;
+    if (heap == NULL) {
         pya_module_raise(
             "AllocatorError",
             "pyalloc is not installed: call pyalloc.install() first; where that was "
             "done, pyalloc.status() says why it is not");
     }
-    return process_heap;
+    return heap;
 }
 
 PyObject *
@@ -107,7 +111,8 @@ on_pressure(void *arg, int device, size_t bytes) {
 static void
 release_context(void *arg, void *context) {
     pya_stack_release(arg, context);
-    if (process_heap != NULL && !pya_history_is_on(process_heap)) {
+    struct pya_heap *heap = process_heap;
+    if (heap != NULL && !pya_history_is_on(heap)) {
         pya_stack_sweep_soon();
     }
 }
@@ -116,7 +121,7 @@ release_context(void *arg, void *context) {
 
 static PyObject *
 core_create(PyObject *self, PyObject *args) {
-    (void)self;
+    PYA_ALONE_WITH(self);
     const char *text = NULL;
     PyObject *plan = Py_None;
     if (!PyArg_ParseTuple(args, "s|O", &text, &plan)) {
@@ -148,10 +153,12 @@ core_create(PyObject *self, PyObject *args) {
         .describe_context = pya_stack_where,
         .on_pressure = on_pressure,
     };
-    pya_status status = pya_heap_create(&options, &hooks, &process_heap);
+    struct pya_heap *heap = NULL;
+    pya_status status = pya_heap_create(&options, &hooks, &heap);
     if (status == PYA_OK) {
         process_plan = Py_NewRef(plan);
         process_layouts = layouts;
+        process_heap = heap;
     } else {
         free(layouts);
     }
@@ -160,10 +167,9 @@ core_create(PyObject *self, PyObject *args) {
 
 static PyObject *
 core_destroy(PyObject *self, PyObject *args) {
-    (void)self;
+    PYA_ALONE_WITH(self);
     (void)args;
-    struct pya_heap *heap = process_heap;
-    process_heap = NULL;
+    struct pya_heap *heap = atomic_exchange(&process_heap, NULL);
     pya_torch_attach(NULL);
     if (heap != NULL) {
         Py_BEGIN_ALLOW_THREADS
@@ -489,6 +495,13 @@ static struct PyModuleDef core_module = {
 
 PyMODINIT_FUNC
 PyInit__core(void) {
+    if (!pya_alone_fits()) {
+        PyErr_SetString(
+            PyExc_ImportError,
+            "this build of pyalloc is for Python with the GIL: build it with the free-threaded Python "
+            "that is to use it (pip install /path/to/pyalloc)");
+        return NULL;
+    }
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(
             PyExc_ImportError,
@@ -511,7 +524,8 @@ PyInit__core(void) {
         pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
         pya_module_csv_add(module) != 0 || pya_module_record_add(module) != 0 ||
         pya_module_limits_add(module) != 0 || pya_module_attention_add(module) != 0 ||
-        pya_module_ops_add(module) != 0 || pya_module_layout_add(module) != 0) {
+        pya_module_ops_add(module) != 0 || pya_module_layout_add(module) != 0 ||
+        pya_alone_declare(module) != 0) {
         goto drop_module;
     }
     return module;

@@ -29,10 +29,12 @@ int pya_module_replay_add(PyObject *module);
 int pya_module_scan_add(PyObject *module);
 int pya_module_csv_add(PyObject *module);
 int pya_module_record_add(PyObject *module);
-/* Of a _core.TraceWriter, borrowed; NULL with an exception set where it is closed or something else. */
-struct pya_trace_writer *pya_module_trace_writer(PyObject *object);
-/* While it is held, by one or more, it cannot be closed. */
-void pya_module_trace_hold(PyObject *object, bool is_held);
+/* Is it an open _core.TraceWriter?  False with an exception set where it is closed or something else. */
+bool pya_module_trace_check(PyObject *object);
+/* Of a _core.TraceWriter, which cannot be closed until it is let go, once for each hold; NULL with an exception set where it is
+ * closed. */
+struct pya_trace_writer *pya_module_trace_hold(PyObject *object);
+void pya_module_trace_let_go(PyObject *object);
 /* Sets the exception of what failed to be written; PYA_E_IO: whatever it was.  Gives NULL. */
 PyObject *pya_module_trace_raise(PyObject *object, pya_status status);
 int pya_module_limits_add(PyObject *module);

@@ -5,6 +5,8 @@
 #define _GNU_SOURCE /* dladdr */
 #include "module_native.h"
 
+#include "core/lock.h"
+
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,14 +20,22 @@ enum {
     MOST_KNOWN = 1 << 15,
 };
 
-static struct pya_native *slots; /* owned, with their texts; address NULL: empty */
-static size_t n_slots;           /* power of two, or 0 */
-static size_t n_known;           /* <= n_slots / 2 and <= MOST_KNOWN */
+struct known {
+    void *address; /* NULL: empty */
+    enum pya_native_owner owner;
+    struct pya_native_texts texts; /* owned */
+};
+
+/* Of all below, a leaf but for the loader's own: no Python runs under it. */
+static struct pya_lock table_lock;
+static struct known *slots; /* owned */
+static size_t n_slots;      /* power of two, or 0 */
+static size_t n_known;      /* <= n_slots / 2 and <= MOST_KNOWN */
 
 /* The C++ runtime's; the bridge links it. */
 extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *bytes, int *status);
 
-static struct pya_native *
+static struct known *
 slot_of(const void *address) {
     const uint64_t hash = (uint64_t)(uintptr_t)address * UINT64_C(0x9E3779B97F4A7C15);
     size_t at = (size_t)(hash >> 32) & (n_slots - 1);
@@ -38,8 +48,8 @@ slot_of(const void *address) {
 static void
 table_forget(void) {
     for (size_t i = 0; i < n_slots; i++) {
-        free(slots[i].name);
-        free(slots[i].file);
+        free(slots[i].texts.name);
+        free(slots[i].texts.file);
     }
     free(slots);
     slots = NULL;
@@ -56,10 +66,10 @@ table_grow(void) {
     if (n_known < n_slots / 2) {
         return true;
     }
-    struct pya_native *old = slots;
+    struct known *old = slots;
     const size_t n_old = n_slots;
     const size_t n = n_old == 0 ? FIRST_SLOTS : n_old * 2;
-    struct pya_native *more = calloc(n, sizeof *more);
+    struct known *more = calloc(n, sizeof *more);
     if (more == NULL) {
         return false;
     }
@@ -131,24 +141,25 @@ name_of(const void *address, const Dl_info *where) {
 
 /* Fills a slot but for its address; false without host memory. */
 static bool
-describe(const void *address, struct pya_native *out) {
+describe(const void *address, struct known *out) {
     Dl_info where;
     const bool is_known = dladdr(address, &where) != 0;
     out->owner = is_known ? owner_of(&where) : PYA_NATIVE_OTHER;
-    out->file = strdup(is_known ? where.dli_fname : "??");
-    out->name = name_of(address, is_known ? &where : NULL);
-    if (out->file == NULL || out->name == NULL) {
-        free(out->file);
-        free(out->name);
+    out->texts.file = strdup(is_known ? where.dli_fname : "??");
+    out->texts.name = name_of(address, is_known ? &where : NULL);
+    if (out->texts.file == NULL || out->texts.name == NULL) {
+        free(out->texts.file);
+        free(out->texts.name);
         return false;
     }
     return true;
 }
 
-const struct pya_native *
-pya_native_look_up(void *address) {
-    struct pya_native found = {.address = address};
-    struct pya_native *slot = n_slots == 0 ? NULL : slot_of(address);
+/* NULL without host memory; the lock is held. */
+static const struct known *
+look_up_locked(void *address) {
+    struct known found = {.address = address};
+    struct known *slot = n_slots == 0 ? NULL : slot_of(address);
     if (slot != NULL && slot->address == address) {
         return slot;
     }
@@ -159,4 +170,31 @@ pya_native_look_up(void *address) {
     slot = slot_of(address);
     *slot = found;
     return slot;
+}
+
+enum pya_native_owner
+pya_native_owner_of(void *address) {
+    pya_lock_acquire(&table_lock);
+    const struct known *known = look_up_locked(address);
+    const enum pya_native_owner owner = known == NULL ? PYA_NATIVE_OTHER : known->owner;
+    pya_lock_release(&table_lock);
+    return owner;
+}
+
+bool
+pya_native_texts_of(void *address, struct pya_native_texts *out) {
+    struct pya_native_texts copy = {NULL, NULL};
+    pya_lock_acquire(&table_lock);
+    const struct known *known = look_up_locked(address);
+    if (known != NULL) {
+        copy = (struct pya_native_texts){strdup(known->texts.name), strdup(known->texts.file)};
+    }
+    pya_lock_release(&table_lock);
+    if (copy.name == NULL || copy.file == NULL) {
+        free(copy.name);
+        free(copy.file);
+        return false;
+    }
+    *out = copy;
+    return true;
 }

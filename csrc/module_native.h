@@ -7,13 +7,14 @@
  * stack was captured. */
 enum pya_native_owner { PYA_NATIVE_OTHER = 1, PYA_NATIVE_INTERPRETER, PYA_NATIVE_OWN };
 
-struct pya_native {
-    void *address;
-    enum pya_native_owner owner;
+/* Both for free(). */
+struct pya_native_texts {
     char *
         name; /* demangled; "library.so+0x1234" where it has none, the address where it lies in no library */
     char *file; /* of the library; "??": it lies in none */
 };
 
-/* Valid until the next call; NULL when there is no host memory.  The GIL is held: it guards the table. */
-const struct pya_native *pya_native_look_up(void *address);
+/* Without host memory PYA_NATIVE_OTHER. */
+enum pya_native_owner pya_native_owner_of(void *address);
+/* False without host memory: nothing was written. */
+bool pya_native_texts_of(void *address, struct pya_native_texts *out);

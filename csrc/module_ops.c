@@ -116,6 +116,8 @@ core_tensor_key(PyObject *self, PyObject *args) {
 
 enum { CALL_BYTES = 1024, CALL_ARGS = 4 };
 
+static PyObject *data_ptr; /* the method's name; made with the module */
+
 typedef int (*call_function)(const void *args);
 typedef int (*call_launcher)(const void *args, const void *target);
 
@@ -124,10 +126,6 @@ static bool
 call_fill(
     unsigned char *structure, size_t size, const uint16_t *places, PyObject *const *tensors,
     size_t n) {
-    static PyObject *data_ptr;
-    if (data_ptr == NULL && (data_ptr = PyUnicode_InternFromString("data_ptr")) == NULL) {
-        return false;
-    }
     for (size_t i = 0; i < n; i++) {
         if (tensors[i] == Py_None) {
             continue;
@@ -203,5 +201,6 @@ static PyMethodDef ops_methods[] = {
 
 int
 pya_module_ops_add(PyObject *module) {
-    return PyModule_AddFunctions(module, ops_methods);
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    return data_ptr == NULL ? -1 : PyModule_AddFunctions(module, ops_methods);
 }

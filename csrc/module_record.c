@@ -4,6 +4,7 @@
 #include "module.h"
 
 #include "core/history.h"
+#include "module_alone.h"
 #include "module_frames.h"
 #include "module_stack.h"
 
@@ -365,15 +366,12 @@ drain_result(PyObject *trace, const struct drain *d, pya_status status) {
 /* (offset_ns, marks) -> (events written, events lost); takes from the list the marks it wrote. */
 static PyObject *
 history_drain(PyObject *self, PyObject *args) {
+    PYA_ALONE_WITH(self);
     struct history_writer *h = history_from(self);
     long long offset_ns = 0;
     PyObject *marks = NULL;
     struct pya_heap *heap = pya_module_heap();
     if (heap == NULL || !PyArg_ParseTuple(args, "LO", &offset_ns, &marks)) {
-        return NULL;
-    }
-    struct pya_trace_writer *trace = pya_module_trace_writer(h->trace);
-    if (trace == NULL) {
         return NULL;
     }
     if (!PyList_Check(marks) || h->is_busy) {
@@ -385,24 +383,29 @@ history_drain(PyObject *self, PyObject *args) {
     if (d == NULL) {
         return PyErr_NoMemory();
     }
-    d->trace = trace;
+    h->is_busy = true;
+    PyObject *result = NULL;
+    d->trace = pya_module_trace_hold(h->trace);
+    if (d->trace == NULL) {
+        goto free_drain;
+    }
     d->owner = (struct pya_context_owner){.retain = pya_stack_retain, .release = pya_stack_release};
     d->offset_ns = offset_ns;
     d->marks = marks;
-    h->is_busy = true;
-    pya_module_trace_hold(h->trace, true);
     Py_BEGIN_ALLOW_THREADS
     drain_take(d, heap);
     Py_END_ALLOW_THREADS
     const pya_status status = drain_all(h, d);
     drain_fini(d);
     pya_stack_sweep();
-    PyObject *result = drain_result(h->trace, d, status);
-    pya_module_trace_hold(h->trace, false);
-    h->is_busy = false;
+    result = drain_result(h->trace, d, status);
+    pya_module_trace_let_go(h->trace);
     if (result != NULL && PyList_SetSlice(marks, 0, d->next_mark, NULL) != 0) {
         Py_CLEAR(result);
     }
+
+free_drain:
+    h->is_busy = false;
     free(d);
     return result;
 }
@@ -417,7 +420,7 @@ history_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *thread_name = NULL;
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "OO!O", names, &trace, &PySet_Type, &used, &thread_name) ||
-        pya_module_trace_writer(trace) == NULL) {
+        !pya_module_trace_check(trace)) {
         return NULL;
     }
     PyObject *self = PyType_GenericAlloc(type, 0);

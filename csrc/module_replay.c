@@ -1,6 +1,7 @@
 /* Replay for Python: _core.Program, a trace ready to be replayed on native, expandable or pyalloc itself. */
 #include "module.h"
 
+#include "module_alone.h"
 #include "replay/replay.h"
 
 #include <stdlib.h>
@@ -92,6 +93,7 @@ program_dealloc(PyObject *self) {
 
 static PyObject *
 program_add(PyObject *self, PyObject *args, PyObject *kwargs) {
+    PYA_ALONE_WITH(self);
     struct pya_trace_event event;
     if (!pya_module_parse_event(args, kwargs, &event)) {
         return NULL;
@@ -110,6 +112,7 @@ program_add(PyObject *self, PyObject *args, PyObject *kwargs) {
 static PyObject *
 program_info(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     struct pya_program_info info;
     pya_program_query(program_from(self), &info);
     return Py_BuildValue(
@@ -129,6 +132,7 @@ program_info(PyObject *self, PyObject *unused) {
 static PyObject *
 program_notes(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     size_t n = 0;
     char *const *notes = pya_program_notes(program_from(self), &n);
     PyObject *list = PyList_New(0);
@@ -227,6 +231,7 @@ replay_calls_by_kind(const struct pya_replay_result *result) {
 
 static PyObject *
 program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
+    PYA_ALONE_WITH(self);
     struct pya_replay_settings settings;
     struct pya_layout *layouts;
     struct pya_replay_result result;
@@ -264,6 +269,7 @@ program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 static PyObject *
 program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
+    PYA_ALONE_WITH(self);
     struct pya_replay_settings settings;
     struct pya_layout *layouts;
     struct pya_replay_min min;

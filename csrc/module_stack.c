@@ -11,6 +11,7 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,41 +45,27 @@ static atomic_bool wants_native;
 static struct pya_refcount *dead_stacks; /* they need the GIL to go */
 static atomic_bool is_sweep_asked;       /* of the main thread */
 
-/* Outside the limited API, but exported by every CPython since 3.9; without it no stacks are recorded. */
-typedef PyFrameObject *(*get_back_function)(PyFrameObject *);
-
-static get_back_function
-find_get_back(void) {
-    static get_back_function found;
-    static bool tried;
-    if (!tried) { /* under the GIL */
-        void *symbol = dlsym(RTLD_DEFAULT, "PyFrame_GetBack");
-        memcpy(&found, &symbol, sizeof found);
-        tried = true;
-    }
-    return found;
-}
-
-/* The line of an instruction.  Looking it up takes as long as all the rest of a frame, and few stacks are ever read. */
-struct line_functions {
+/* Outside the limited API. */
+static struct {
+    /* Exported by every CPython since 3.9; without it no stacks are recorded. */
+    PyFrameObject *(*back)(PyFrameObject *);
+    /* The line of an instruction.  Looking it up takes as long as all the rest of a frame, and few stacks are ever read.
+     * Both, or NULL. */
     int (*instruction)(PyFrameObject *);
     int (*line)(PyObject *code, int instruction);
-};
+} frames_api;
+static pthread_once_t frames_api_once = PTHREAD_ONCE_INIT;
 
-static const struct line_functions *
-find_line_functions(void) {
-    static struct line_functions found;
-    static bool tried;
-    if (!tried) { /* under the GIL */
-        void *instruction = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
-        void *line = dlsym(RTLD_DEFAULT, "PyCode_Addr2Line");
-        if (instruction != NULL && line != NULL) {
-            memcpy(&found.instruction, &instruction, sizeof instruction);
-            memcpy(&found.line, &line, sizeof line);
-        }
-        tried = true;
+static void
+frames_api_find(void) {
+    void *back = dlsym(RTLD_DEFAULT, "PyFrame_GetBack");
+    void *instruction = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
+    void *line = dlsym(RTLD_DEFAULT, "PyCode_Addr2Line");
+    memcpy(&frames_api.back, &back, sizeof back);
+    if (instruction != NULL && line != NULL) {
+        memcpy(&frames_api.instruction, &instruction, sizeof instruction);
+        memcpy(&frames_api.line, &line, sizeof line);
     }
-    return found.line == NULL ? NULL : &found;
 }
 
 static void
@@ -169,9 +156,8 @@ frames_grow(struct frame **frames, size_t *room, struct frame **more) {
 /* Without the n_own innermost frames. */
 static struct stack *
 capture_with_gil(unsigned n_own) {
-    get_back_function get_back = find_get_back();
-    PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
-    const struct line_functions *later = find_line_functions();
+    (void)pthread_once(&frames_api_once, frames_api_find);
+    PyFrameObject *frame = frames_api.back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
     struct frame few[USUAL_FRAMES];
     struct frame *frames = few;
     struct frame *more = NULL; /* owned; frames, once it is not few */
@@ -179,16 +165,17 @@ capture_with_gil(unsigned n_own) {
     size_t n = 0;
     Py_XINCREF(frame);
     for (; frame != NULL && n_own > 0; n_own--) {
-        PyFrameObject *back = get_back(frame);
+        PyFrameObject *back = frames_api.back(frame);
         Py_DECREF(frame);
         frame = back;
     }
     while (frame != NULL && (n < room || frames_grow(&frames, &room, &more))) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
-        const int at = later != NULL ? later->instruction(frame) : PyFrame_GetLineNumber(frame);
+        const int at =
+            frames_api.line != NULL ? frames_api.instruction(frame) : PyFrame_GetLineNumber(frame);
         frames[n].at = at < 0 ? 0 : at; /* a frame that has not begun */
         n++;
-        PyFrameObject *back = get_back(frame);
+        PyFrameObject *back = frames_api.back(frame);
         Py_DECREF(frame);
         frame = back;
     }
@@ -331,9 +318,8 @@ pya_stack_key(void *arg, void *context) {
 }
 
 static int
-frame_line(const struct frame *frame) {
-    const struct line_functions *later = find_line_functions();
-    return later != NULL ? later->line(frame->code, (int)frame->at) : (int)frame->at;
+frame_line(const struct frame *frame) { /* captured, so frames_api_find() was called */
+    return frames_api.line != NULL ? frames_api.line(frame->code, (int)frame->at) : (int)frame->at;
 }
 
 /* Is the frame there for a kernel that a dry run has in Python? */
@@ -401,14 +387,17 @@ frame_dict(const struct frame *frame) {
 /* Line numbers of C and C++ would need debug information: 0, as torch writes where it has none. */
 static PyObject *
 native_dict(void *address) {
-    const struct pya_native *known = pya_native_look_up(address);
-    if (known == NULL) {
+    struct pya_native_texts texts;
+    if (!pya_native_texts_of(address, &texts)) {
         return PyErr_NoMemory();
     }
-    return Py_BuildValue(
+    PyObject *dict = Py_BuildValue(
         "{s:N,s:N,s:i}", "name",
-        PyUnicode_DecodeUTF8(known->name, (Py_ssize_t)strlen(known->name), "replace"), "filename",
-        PyUnicode_DecodeFSDefault(known->file), "line", 0);
+        PyUnicode_DecodeUTF8(texts.name, (Py_ssize_t)strlen(texts.name), "replace"), "filename",
+        PyUnicode_DecodeFSDefault(texts.file), "line", 0);
+    free(texts.name);
+    free(texts.file);
+    return dict;
 }
 
 /* Takes key.  New reference to what the cache has under it, or to what make() puts there. */
@@ -458,12 +447,12 @@ static struct span
 native_span(const struct stack *stack) {
     struct span span = {0, 0};
     for (size_t i = 0; i < stack->n_native; i++) {
-        const struct pya_native *known = pya_native_look_up(stack->native[i]);
-        if (known != NULL && known->owner == PYA_NATIVE_INTERPRETER) {
+        const enum pya_native_owner owner = pya_native_owner_of(stack->native[i]);
+        if (owner == PYA_NATIVE_INTERPRETER) {
             break;
         }
         span.end = i + 1;
-        if (known != NULL && known->owner == PYA_NATIVE_OWN) {
+        if (owner == PYA_NATIVE_OWN) {
             span.first = span.end;
         }
     }

@@ -19,9 +19,8 @@ struct key {
     size_t depth;
 };
 
-/* Made once, under the GIL. */
+/* Made with the module. */
 static struct key keys[PYA_N_STATS];
-static bool has_keys;
 
 /* Torch's numbers, in its order: single ones, then those of pools, then the oversize ones. */
 enum { N_OVERSIZE = PYA_N_SINGLE * 4, N_POOLED = PYA_N_POOLED_NUMBERS };
@@ -59,7 +58,6 @@ interned(const char *text, size_t bytes) {
     return name;
 }
 
-/* What was made before a failure is made again, which is the same object. */
 static bool
 key_name(struct key *key, const char *text) {
     key->depth = 0;
@@ -76,15 +74,12 @@ key_name(struct key *key, const char *text) {
 
 static bool
 keys_make(void) {
-    for (size_t i = 0; i < PYA_N_STATS && !has_keys; i++) {
+    for (size_t i = 0; i < PYA_N_STATS; i++) {
         if (!key_name(&keys[i], pya_stat_key(i))) {
             return false;
         }
     }
-    if (!has_keys) {
-        order_make();
-        has_keys = true;
-    }
+    order_make();
     return true;
 }
 
@@ -94,7 +89,7 @@ typedef pya_status (*stats_function)(struct pya_heap *heap, int device, int64_t 
 static bool
 stats_read(stats_function get, int device, int64_t values[PYA_N_STATS]) {
     struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !keys_make()) {
+    if (heap == NULL) {
         return false;
     }
     pya_status status = PYA_OK;
@@ -211,5 +206,5 @@ static PyMethodDef stats_methods[] = {
 
 int
 pya_module_stats_add(PyObject *module) {
-    return PyModule_AddFunctions(module, stats_methods);
+    return keys_make() ? PyModule_AddFunctions(module, stats_methods) : -1;
 }

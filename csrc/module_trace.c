@@ -4,6 +4,7 @@
  * need more memory than the trace is about. */
 #include "module.h"
 
+#include "module_alone.h"
 #include "replay/trace.h"
 
 #include <errno.h>
@@ -111,6 +112,7 @@ writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 static PyObject *
 writer_close(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     struct pya_trace_writer *writer = writer_from(self)->writer;
     if (writer_from(self)->n_holders > 0) {
         PyErr_SetString(PyExc_RuntimeError, "a HistoryWriter is writing to this trace");
@@ -139,6 +141,7 @@ writer_dealloc(PyObject *self) {
 
 static PyObject *
 writer_string(PyObject *self, PyObject *args) {
+    PYA_ALONE_WITH(self);
     PyObject *given = NULL;
     Py_ssize_t bytes = 0;
     uint32_t id = 0;
@@ -156,6 +159,7 @@ writer_string(PyObject *self, PyObject *args) {
 
 static PyObject *
 writer_stack(PyObject *self, PyObject *args) {
+    PYA_ALONE_WITH(self);
     struct pya_trace_frame frame;
     unsigned parent = 0;
     unsigned name = 0;
@@ -212,6 +216,7 @@ pya_module_parse_event(PyObject *args, PyObject *kwargs, struct pya_trace_event 
 
 static PyObject *
 writer_event(PyObject *self, PyObject *args, PyObject *kwargs) {
+    PYA_ALONE_WITH(self);
     struct pya_trace_event event;
     if (!pya_module_parse_event(args, kwargs, &event)) {
         return NULL;
@@ -223,6 +228,7 @@ writer_event(PyObject *self, PyObject *args, PyObject *kwargs) {
 static PyObject *
 writer_flush(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     struct pya_trace_writer *writer = writer_open(self);
     return writer == NULL ? NULL : writer_result(self, pya_trace_flush(writer));
 }
@@ -252,19 +258,30 @@ static PyType_Spec writer_spec = {
 
 static PyTypeObject *writer_class; /* kept for ever, as the module is */
 
-struct pya_trace_writer *
-pya_module_trace_writer(PyObject *object) {
+bool
+pya_module_trace_check(PyObject *object) {
     if (Py_TYPE(object) != writer_class) {
         PyErr_SetString(PyExc_TypeError, "not a TraceWriter");
-        return NULL;
+        return false;
     }
-    return writer_open(object);
+    PYA_ALONE_WITH(object);
+    return writer_open(object) != NULL;
+}
+
+struct pya_trace_writer *
+pya_module_trace_hold(PyObject *object) {
+    PYA_ALONE_WITH(object);
+    struct pya_trace_writer *writer = writer_open(object);
+    if (writer != NULL) {
+        writer_from(object)->n_holders++;
+    }
+    return writer;
 }
 
 void
-pya_module_trace_hold(PyObject *object, bool is_held) {
-    struct trace_writer_object *writer = writer_from(object);
-    writer->n_holders = is_held ? writer->n_holders + 1 : writer->n_holders - 1;
+pya_module_trace_let_go(PyObject *object) {
+    PYA_ALONE_WITH(object);
+    writer_from(object)->n_holders--;
 }
 
 PyObject *
@@ -394,6 +411,7 @@ reader_columns(const struct trace_columns *c, size_t n) {
 
 static PyObject *
 reader_read(PyObject *self, PyObject *args) {
+    PYA_ALONE_WITH(self);
     Py_ssize_t n = READ_MAX;
     if (!PyArg_ParseTuple(args, "|n", &n)) {
         return NULL;
@@ -428,6 +446,7 @@ reader_read(PyObject *self, PyObject *args) {
 
 static PyObject *
 reader_text(PyObject *self, PyObject *args) {
+    PYA_ALONE_WITH(self);
     unsigned id = 0;
     if (!PyArg_ParseTuple(args, "I", &id)) {
         return NULL;
@@ -445,6 +464,7 @@ reader_text(PyObject *self, PyObject *args) {
 
 static PyObject *
 reader_frame(PyObject *self, PyObject *args) {
+    PYA_ALONE_WITH(self);
     unsigned id = 0;
     struct pya_trace_frame frame;
     if (!PyArg_ParseTuple(args, "I", &id)) {
@@ -463,6 +483,7 @@ reader_frame(PyObject *self, PyObject *args) {
 static PyObject *
 reader_position(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     uint64_t at = 0;
     uint64_t total = 0;
     pya_trace_position(reader_from(self)->reader, &at, &total);
@@ -472,12 +493,14 @@ reader_position(PyObject *self, PyObject *unused) {
 static PyObject *
 reader_is_complete(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     return PyBool_FromLong(pya_trace_is_complete(reader_from(self)->reader));
 }
 
 static PyObject *
 reader_rewind(PyObject *self, PyObject *unused) {
     (void)unused;
+    PYA_ALONE_WITH(self);
     struct pya_trace_reader *reader = reader_idle(self);
     if (reader == NULL) {
         return NULL;
