@@ -2,8 +2,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 VENV ?= .venv
-# What setup.py takes: 3.10 or newer, with the GIL.
-FITS := import sys, sysconfig; sys.exit(sys.version_info < (3, 10) or sysconfig.get_config_var("Py_GIL_DISABLED"))
+# What setup.py takes: 3.10 or newer.
+FITS := import sys; sys.exit(sys.version_info < (3, 10))
 # That of an active environment before others: it was chosen, and may have PyTorch.  By its own path, because in PATH
 # another may come first, or be all there is where the environment was removed.
 PYTHON ?= $(shell for each in "$${VIRTUAL_ENV:-/none}/bin/python" "$${CONDA_PREFIX:-/none}/bin/python" python3.11 python3; do \
@@ -20,7 +20,7 @@ help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.made:
-	@said=$$("$(PYTHON)" -c '$(FITS)' 2>&1) || { echo "pyalloc needs Python 3.10 or newer, with the GIL; try make PYTHON=/path/to/python3.11"; \
+	@said=$$("$(PYTHON)" -c '$(FITS)' 2>&1) || { echo "pyalloc needs Python 3.10 or newer; try make PYTHON=/path/to/python3.11"; \
 		[ -z "$(PYTHON)" ] || [ -z "$$said" ] || echo "$${said#*: line 1: }"; exit 1; }
 	@.ci/make-venv "$(PYTHON)" $(VENV)
 	@touch $@

@@ -1,8 +1,9 @@
 """Builds the extension and the shared libraries; downloads nothing.
 
 One extension, `pyalloc._core`, holds the allocator, the devices, the replay and the two bridges; it uses Python's
-stable ABI, so one wheel serves Python 3.10 and up.  The host-memory CUDA runtime and the ops are libraries of their
-own with their own makefiles.
+stable ABI, so one wheel serves Python 3.10 and up.  Free-threaded Python has no such ABI before 3.15: there it is built
+for the version that builds it.  The host-memory CUDA runtime and the ops are libraries of their own with their own
+makefiles.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ FLAGS = [
     "-fexceptions",
     "-ffile-prefix-map=" + str(ROOT) + "=.",
 ]
+HAS_STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 C_FLAGS = ["-std=c11"]
 CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
 
@@ -56,10 +58,6 @@ class BuildAll(build_ext):
 
     def run(self) -> None:
         config = sysconfig.get_config_var
-        if config("Py_GIL_DISABLED"):
-            raise SystemExit(
-                "pyalloc needs Python's stable ABI, which free-threaded Python does not have: use one with the GIL"
-            )
         tools = {"make", os.environ.get("CC", "cc")}
         tools |= {os.environ.get(name) or config(name) for name in ("CC", "CXX")}
         missing = sorted(name for name in tools if shutil.which(shlex.split(name)[0]) is None)
@@ -132,12 +130,12 @@ setup(
             "pyalloc._core",
             sources=sources(),
             depends=[str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h")],
-            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            define_macros=[("Py_LIMITED_API", "0x030A0000")] if HAS_STABLE_ABI else [],
             extra_compile_args=FLAGS,
             libraries=["dl", "pthread", "m"],
-            py_limited_api=True,
+            py_limited_api=HAS_STABLE_ABI,
         )
     ],
     cmdclass={"build_ext": BuildAll},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if HAS_STABLE_ABI else {},
 )

@@ -146,11 +146,6 @@ def test_an_active_environment_comes_first(tmp_path: Path) -> None:
     (theirs / "python").write_text("#!/bin/sh\nexit 1\n")  # as one that is too old says
     (theirs / "python").chmod(0o755)
     assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
-    (theirs / "python").write_text(  # free-threaded
-        f'#!/bin/sh\nexec "{sys.executable}" -c "import sysconfig\n'
-        "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n$2\"\n"
-    )
-    assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
 
 
 def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:

@@ -8,16 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 import setuptools
+from dry_support import RunPython
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 from pyalloc import _core
 
 ROOT = Path(__file__).parent.parent.parent
+IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 ALLOWED = {
     "linux-vdso",
     "libc",
@@ -48,8 +52,35 @@ def test_exports_only_the_module_and_the_bridge() -> None:
     assert names == {"PyInit__core", "pya_torch_alloc", "pya_torch_free"}
 
 
-def test_is_built_for_the_stable_abi() -> None:
-    assert _core.__file__.endswith(".abi3.so")
+def test_is_built_for_the_stable_abi_where_there_is_one() -> None:
+    own = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    assert _core.__file__.endswith(own if IS_FREE_THREADED else ".abi3.so")
+
+
+@pytest.mark.parametrize("is_free_threaded", [False, True])
+def test_free_threaded_python_gets_a_build_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, is_free_threaded: bool
+) -> None:
+    """It has no stable ABI before 3.15; all others share one wheel."""
+    of_python = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig,
+        "get_config_var",
+        lambda name: is_free_threaded if name == "Py_GIL_DISABLED" else of_python(name),
+    )
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", asked.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    (extension,) = asked["ext_modules"]
+    assert extension.py_limited_api is not is_free_threaded
+    assert ("Py_LIMITED_API" in dict(extension.define_macros)) is not is_free_threaded
+    wheel = {} if is_free_threaded else {"bdist_wheel": {"py_limited_api": "cp310"}}
+    assert asked["options"] == wheel
+
+
+@pytest.mark.skipif(not IS_FREE_THREADED, reason="this Python has a GIL")
+def test_importing_does_not_bring_the_gil_back(run_python: RunPython) -> None:
+    run_python("import sys, pyalloc; assert not sys._is_gil_enabled()", env={"PYTHON_GIL": ""})
 
 
 def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
