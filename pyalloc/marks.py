@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import Protocol
@@ -21,7 +22,7 @@ class Listener(Protocol):
 
 
 listeners: list[Listener] = []
-_steps = [0]
+_steps = itertools.count()  # the number of the next; threads may take theirs at once
 
 
 @contextlib.contextmanager
@@ -73,8 +74,12 @@ def step(number: int | None = None) -> int:
         TypeError: the number is no whole number.
         ConfigError: it is out of range.
     """
-    current = _steps[0] if number is None else _checked(number)
-    _steps[0] = current + 1
+    global _steps
+    if number is None:
+        current = next(_steps)
+    else:
+        current = _checked(number)
+        _steps = itertools.count(current + 1)
     for listener in tuple(listeners):
         listener.on_step(current)
     return current

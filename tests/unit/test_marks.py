@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 import pyalloc
@@ -66,7 +68,7 @@ def test_a_step_that_a_recording_could_not_hold_is_refused(
 ) -> None:
     heard = Heard()
     monkeypatch.setattr(marks, "listeners", [heard])
-    monkeypatch.setattr(marks, "_steps", [7])
+    monkeypatch.setattr(marks, "_steps", itertools.count(7))
     with pytest.raises(error, match=why):
         pyalloc.step(number)
     assert heard.told == []
