@@ -86,6 +86,70 @@ def test_gradients_are_added_up_until_an_optimizer_steps(
     assert advice._is_accumulating(analysis) == accumulates
 
 
+def at_the_peak(notes: dict[str, str], **sizes: int) -> Any:
+    """What is alive at a peak of 1000 bytes, by category."""
+    blocks = [
+        block(n, 1, None)._replace(category=name.replace("_", " ")) for name, n in sizes.items()
+    ]
+    return SimpleNamespace(
+        notes=notes,
+        totals={"peak_bytes": 1000, "peak_event": 20, "peak_phase": "backward", "n_events": 99},
+        peak=SimpleNamespace(blocks=blocks, allocated_bytes=1000),
+        category=lambda each: each.category,
+        phases=[phase("backward", 10, 30)],
+        frames=lambda _: (("load", "/lib/torch/serialization.py", 1),),
+        name=lambda _: "train.py:3 in resume",
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "doubled"),
+    [
+        (800, 400),
+        (500, 100),  # the peak lies before all of it was doubled
+        (431, 31),
+        (430, 0),  # too little
+        (300, 0),  # before any was
+    ],
+)
+def test_doubled_state_is_what_there_is_of_it_at_the_peak(state: int, doubled: int) -> None:
+    note = {"doubled_state": "400 bytes of 800, 2 optimizers"}
+    told = list(advice._doubled_state(at_the_peak(note, optimizer_state=state, gradients=900)))
+    assert [item.saved_bytes for item in told] == [doubled] * bool(doubled)
+
+
+@pytest.mark.parametrize(
+    ("unused", "held", "saved"), [(100, 200, 100), (100, 60, 60), (31, 99, 31), (30, 99, 0)]
+)
+def test_unused_gradients_are_those_that_are_there_at_the_peak(
+    unused: int, held: int, saved: int
+) -> None:
+    note = {"unused_gradients": f"{unused} bytes, Net"}
+    told = list(advice._unused_gradients(at_the_peak(note, gradients=held, parameters=900)))
+    assert [item.saved_bytes for item in told] == [saved] * bool(saved)
+
+
+@pytest.mark.parametrize(("unused", "is_told"), [(0, True), (69, True), (70, False)])
+def test_old_gradients_are_those_that_an_optimizer_would_clear(unused: int, is_told: bool) -> None:
+    note = {"unused_gradients": f"{unused} bytes, Net"}
+    told = [item.kind for item in advice._gradients(at_the_peak(note, gradients=100))]
+    assert told == ["zero_grad"] * is_told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "saved"),
+    [
+        ({"activations": 51}, 51),
+        ({"activations": 50}, 0),  # too little
+        ({"activations": 40, "gradients": 40}, 80),
+        ({"parameters": 300, "buffers": 300, "optimizer_state": 300}, 0),  # the model's
+    ],
+)
+def test_what_is_loaded_and_held_beside_the_model(sizes: dict[str, int], saved: int) -> None:
+    told = list(advice._loaded(at_the_peak({}, **sizes)))
+    assert [item.saved_bytes for item in told] == [saved] * bool(saved)
+
+
 @pytest.mark.parametrize(
     ("freed", "line", "together"),
     [(9, 1, True), (10, 1, True), (11, 1, False), (None, 1, False), (9, 2, False)],
