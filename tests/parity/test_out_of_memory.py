@@ -221,6 +221,9 @@ def test_an_observer_is_told_of_the_error() -> None:
     assert len(seen[0]) == 4
     oom(2**60)  # refused before any memory is looked for
     assert len(seen) == 1
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    oom(100 * GIB)
+    assert seen[1][2:] == (4 * GIB, torch.cuda.mem_get_info()[0])
 
 
 def test_batch_size_search_as_accelerate_does_it() -> None:
@@ -274,9 +277,9 @@ def test_fraction_of_one_is_not_mentioned() -> None:
     assert "allowed" not in oom(100 * GIB)
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("inf")])
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("inf"), float("nan")])
 def test_bad_fractions(fraction: float) -> None:
-    with pytest.raises((ValueError, RuntimeError)):
+    with pytest.raises((ValueError, RuntimeError), match="[Ii]nvalid fraction"):
         torch.cuda.set_per_process_memory_fraction(fraction)
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 

@@ -221,6 +221,12 @@ try:
 except KeyError:
     del tensors
 assert sorted(gone) == sorted(addresses), gone
+try:
+    torch.cuda.caching_allocator_delete(addresses[0])
+except RuntimeError:
+    assert len(gone) == 2, gone  # what is nobody's is not freed
+else:
+    raise AssertionError
 
 _sanitizer.enable_cuda_sanitizer()
 with torch.cuda.stream(torch.cuda.Stream()):
