@@ -1,4 +1,4 @@
-"""What the tests of this folder allocate, and where it lies."""
+"""What the tests of this folder allocate, where it lies, and what the history tells of it."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def pool_of(tensor: torch.Tensor) -> tuple[int, int]:
         if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]:
             return tuple(segment["segment_pool_id"])
     raise AssertionError("the tensor lies in no segment")
+
+
+def trace(device: int = 0) -> list[dict]:
+    """The entries of the history of a device."""
+    return torch.cuda.memory._snapshot()["device_traces"][device]
+
+
+def of(address: int) -> list[dict]:
+    """Those of an address of the first device."""
+    return [entry for entry in trace() if entry.get("addr") == address]
