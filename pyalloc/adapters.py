@@ -62,9 +62,7 @@ def _allocate(size: int, device: int, stream: int) -> int:
 
 
 def _free(address: int, last_stream: int | None = None) -> None:
-    """Gives a block back; last_stream: where it was used last, if that may be another than its own."""
-    if address == 0:
-        return
+    """Gives a block back, or none (0); last_stream: where it was used last, if that may be another than its own."""
     if last_stream is not None:
         _core.record_stream(address, _named(last_stream))
     _core.free(address)

@@ -7,6 +7,7 @@ is told by the test.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,20 @@ def test_unknown_library() -> None:
         adapters.use(["cupy", "rmm"])  # type: ignore[arg-type]
 
 
+def test_nothing_is_changed_where_a_library_is_missing(
+    allocator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if allocator != "pyalloc":
+        pytest.skip("of pyalloc")
+    changed: list[Any] = []
+    monkeypatch.setitem(adapters._ADAPTERS, "cupy", changed.append)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "rmm", None)  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match="rmm"):
+        adapters.use("cupy", "rmm")
+    assert not changed
+
+
 # ---- Numba: one manager for a process ----
 
 
@@ -85,7 +100,9 @@ def test_numba_copies_and_fills(numba_cuda: Any) -> None:
 def test_numba_on_another_device(numba_cuda: Any) -> None:
     with numba_cuda.gpus[1]:
         array = numba_cuda.device_array(2 * MIB, dtype="u1")
+        info = tuple(numba_cuda.current_context().get_memory_info())
     assert (live(0), live(1)) == (0, 2 * MIB)
+    assert info == torch.cuda.mem_get_info(1) != torch.cuda.mem_get_info(0)
     del array
     assert live(1) == 0
 
@@ -175,10 +192,11 @@ def test_rmm_takes_and_gives_back(rmm: Any) -> None:
         assert live() == 0
 
 
-def test_rmm_names_of_the_default_stream_are_one(rmm: Any) -> None:
+def test_rmm_names_of_the_default_stream_are_one(rmm: Any, runtime: Any) -> None:
     from rmm.pylibrmm.stream import DEFAULT_STREAM, LEGACY_DEFAULT_STREAM
 
     resource = rmm.mr.get_per_device_resource(0)
+    runtime.pya_hostcuda_set_event_delay(1_000_000)
     address = resource.allocate(5 * MIB, LEGACY_DEFAULT_STREAM)
     resource.deallocate(address, 5 * MIB, DEFAULT_STREAM)
     assert torch.cuda.memory_stats()["active_bytes.all.current"] == 0  # no event is waited for
