@@ -137,6 +137,61 @@ def test_old_gradients_are_those_that_an_optimizer_would_clear(unused: int, is_t
 
 
 @pytest.mark.parametrize(
+    ("held", "left", "is_told"), [(31, 11, True), (30, 30, False), (31, 10, False)]
+)
+def test_old_gradients_in_a_forward_pass(held: int, left: int, is_told: bool) -> None:
+    """left: by which the peak is above that of another phase."""
+    analysis = at_the_peak({}, gradients=held)
+    analysis.totals["peak_phase"] = "forward"
+    other = replace(phase("optimizer", 60, 80), peak_bytes=1000 - left)
+    analysis.phases = [phase("forward", 10, 30), other]
+    told = list(advice._gradients(analysis))
+    assert [item.saved_bytes for item in told] == [min(held, left)] * is_told
+
+
+@pytest.mark.parametrize(
+    ("held", "left", "is_told"), [(51, 17, True), (50, 50, False), (51, 16, False)]
+)
+def test_what_a_variable_holds_of_the_step_before(held: int, left: int, is_told: bool) -> None:
+    analysis = at_the_peak({}, activations=held)
+    analysis.peak.event = 20
+    analysis.totals["peak_step"] = 3
+    analysis.place = lambda _: None
+    before, now, kept = (block(n, 1, freed) for n, freed in ((held, 20), (500, 30), (500, None)))
+    analysis.peak.blocks = [
+        each._replace(category="activations", step=step)
+        for each, step in ((before, 2), (now, 3), (kept, 2), (now._replace(free_event=19), 2))
+    ]
+    analysis.phases = [replace(phase("optimizer", 60, 80), peak_bytes=1000 - left)]
+    told = list(advice._stale(analysis))
+    assert [item.saved_bytes for item in told] == [min(held, left)] * is_told
+
+
+@pytest.mark.parametrize(
+    ("pending", "idle", "is_told"), [(51, 100, True), (50, 100, False), (50, 50, False)]
+)
+def test_much_that_waits_for_other_streams_is_told(pending: int, idle: int, is_told: bool) -> None:
+    analysis: Any = SimpleNamespace(
+        first_oom=None,
+        totals={"peak_reserved_bytes": 500 + idle, "peak_bytes": 500, "peak_reserved_event": 7},
+        moments={7: SimpleNamespace(pending_bytes=pending)},
+        has_segments=False,
+    )
+    told = list(advice._fragmentation(analysis))
+    assert [item.saved_bytes for item in told] == [pending] * is_told
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "found"),
+    [(9, 10, None), (10, 11, 10), (19, 20, 10), (20, 30, None), (20, 31, 30), (40, 50, None)],
+)
+def test_the_pass_in_which_an_event_lies(begin: int, end: int, found: int | None) -> None:
+    passes = [phase("forward", 10, 20), phase("forward", 30, 40)]
+    lies = advice._in_pass(passes, begin, end)
+    assert (lies and lies.begin) == found
+
+
+@pytest.mark.parametrize(
     ("sizes", "saved"),
     [
         ({"activations": 51}, 51),
