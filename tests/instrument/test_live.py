@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S, RunPython, python_for
+from dry_support import PATIENCE_S, RunPython, python_for, run_checked
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, live, sweeping
@@ -242,6 +242,23 @@ def test_the_service_listens_in_its_own_folder(
     (there / "cannot be unlinked").mkdir(parents=True)
     assert live.serve() == own / there.name
     assert there.exists()
+
+
+def test_the_end_of_a_forked_process_takes_no_socket_away(tmp_path: Path) -> None:
+    done = run_checked(
+        [
+            sys.executable,
+            "-c",
+            "import os\n"
+            "from pyalloc import live\n"
+            "path, child = live.serve(), os.fork()\n"
+            "assert child == 0 or (os.waitpid(child, 0)[1] == 0 and path.exists())\n"
+            "print(path)\n",
+        ],
+        env={"XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    (path,) = set(done.stdout.split())
+    assert not Path(path).exists()  # with the process itself it goes
 
 
 def test_a_process_without_open_files_answers_once_it_has_some(

@@ -234,6 +234,24 @@ def test_a_snapshot_entry_tells_active_bytes() -> None:
     assert entry["size"] == active
 
 
+def test_no_actions_but_torchs_are_told() -> None:
+    """Its viewer, and other programs, know no others."""
+    _record_memory_history("all", stacks="python")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(MIB)
+        tensor.record_stream(torch.cuda.Stream())
+        del tensor
+    del pool
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    known = {
+        *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"),
+        *("segment_map", "segment_unmap", "snapshot", "oom"),
+    }
+    assert "free_completed" in actions() and set(actions()) <= known
+
+
 def test_skip_actions() -> None:
     try:
         _record_memory_history("all", stacks="python", skip_actions=["free_requested"])

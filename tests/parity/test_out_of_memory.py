@@ -279,7 +279,7 @@ def test_fraction_of_one_is_not_mentioned() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("inf"), float("nan")])
 def test_bad_fractions(fraction: float) -> None:
-    with pytest.raises((ValueError, RuntimeError), match="[Ii]nvalid fraction"):
+    with pytest.raises((ValueError, RuntimeError), match=r"[Ii]nvalid fraction"):
         torch.cuda.set_per_process_memory_fraction(fraction)
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 

@@ -54,6 +54,8 @@ def test_all_replaced_functions_do(allocator: str) -> None:
         function = getattr(torch._C, each.removeprefix("torch._C."))
         assert pickle.loads(pickle.dumps(function)) is function, each
         assert f"{function.__module__}.{function.__qualname__}" == each
+    if hasattr(torch._C, "_accelerator_emptyCache"):
+        assert torch._C._accelerator_emptyCache.__doc__.startswith("_accelerator_emptyCache(")
 
 
 # ---- raw allocation, streams ----

@@ -17,11 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dry_support import PATIENCE_S
 
 from pyalloc import attached, cli, debugger, live, mainthread, processes
+from pyalloc._bootstrap import injected
 from pyalloc.errors import UsageError
 
 PYTHON = (sys.executable, "-c", "input(), print(flush=True), input()")
@@ -251,6 +253,107 @@ def test_what_is_put_into_a_process_calls_nobody_else(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_what_is_put_into_a_process_tells_nothing_to_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        monkeypatch.setattr(injected.os, "getuid", lambda: -1)
+        injected._call_back(str(tmp_path / "s"))
+        with listener.accept()[0] as connection:
+            assert connection.recv(100) == b""
+
+
+def test_pyalloc_is_loaded_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    injected._load(str(tmp_path))  # there is one: whatever lies in that folder
+    monkeypatch.delitem(sys.modules, "pyalloc")
+    with pytest.raises(FileNotFoundError):
+        injected._load(str(tmp_path))
+    assert "pyalloc" not in sys.modules
+
+
+def test_nobody_but_the_process_calls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.getpid(), os.getuid()
+    closed: list[tuple[int, int]] = []
+    coming = [
+        SimpleNamespace(peer=peer, close=lambda peer=peer: closed.append(peer))
+        for peer in ((me[0] + 1, me[1]), (me[0], me[1] + 1), me)
+    ]
+    listener = SimpleNamespace(accept=lambda: (coming.pop(0), None))
+    monkeypatch.setattr(debugger, "peer_of", lambda connection: connection.peer)
+    asked = processes.Process(me[0], "python", frozenset())
+    found = debugger._awaited("gdb", asked, tmp_path, listener, PATIENCE_S, print)  # type: ignore[arg-type]
+    assert found.peer == me and me not in closed and len(closed) == 2  # type: ignore[attr-defined]
+
+
+# ---- what is begun and ended there ----
+
+
+def waiting(error: str = "", end_s: float | None = None) -> attached._Attached:
+    """For CUDA, as the only one."""
+    each = attached._Attached(Path("out.pya"), error=error, end_s=end_s)
+    attached._current[:] = [each]
+    return each
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    attached._current.clear()
+
+
+def test_what_was_ended_before_cuda_is_used_is_not_begun() -> None:
+    recorder = SimpleNamespace(begin=lambda: pytest.fail("begun"))
+    each = waiting(end_s=0.0)
+    assert attached.state() == {"path": "out.pya", "waits": True, "left_s": 0.0}
+    assert attached.answer({"attach": "end"}) == {"path": "out.pya", "waits": True}
+    assert each.ended.is_set()  # nobody waits for its time any more
+    attached._start_with_cuda(each, recorder)  # type: ignore[arg-type]
+    assert not each.error
+
+
+def test_what_could_not_be_begun_is_told_to_who_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def begin() -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    attached._start_with_cuda(waiting(), SimpleNamespace(begin=begin))  # type: ignore[arg-type]
+    assert "this process is not recorded: [Errno 28] the disk" in capsys.readouterr().err
+    assert attached.state() is None
+    why = "its recording to out.pya ended by itself: [Errno 28] the disk is full"
+    assert attached.answer({"attach": "end"}) == {"error": why}
+    assert attached.answer({"attach": "end"}) == {"error": "it is not recorded"}
+
+
+def test_a_forked_process_has_no_recording_of_its_parents() -> None:
+    waiting()
+    attached._forget_in_child()
+    assert attached.state() is None
+
+
+def test_a_recorder_that_is_writing_is_not_stopped_in_the_middle() -> None:
+    done: list[str] = []
+
+    class Recorder:
+        writer: object = "open"
+
+        def unfollow(self) -> None:
+            done.append("unfollow")
+
+        def is_at_work(self) -> bool:
+            done.append("look")
+            return len(done) < 4
+
+        def stop(self) -> None:
+            done.append("stop")
+            self.writer = None
+
+    attached._stop_recorder(Recorder())  # type: ignore[arg-type]
+    assert done == ["unfollow", "look", "look", "look", "stop"]
+
+
 # ---- the main thread ----
 
 
@@ -297,6 +400,29 @@ def test_an_interrupt_in_the_middle_of_a_call_is_the_programs(kind: type[BaseExc
             while True:  # it comes in a moment
                 pass
         assert caught.value.args == (signal.SIGINT,)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_waits_for_the_end_and_a_second_one_does_not() -> None:
+    seen: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with mainthread.interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            assert seen == []
+        assert len(seen) == 1 and signal.getsignal(signal.SIGINT) is handle
+        with mainthread.interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert len(seen) == 2
+        with mainthread.interrupts_wait():
+            pass
+        assert len(seen) == 3
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -377,6 +503,16 @@ def test_a_service_that_does_not_come_to_it_is_told(service: int) -> None:
 
 
 # ---- the command ----
+
+
+@pytest.mark.parametrize(("n", "is_cut"), [(50, False), (51, True)])
+def test_a_long_command_line_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, is_cut: bool
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_text("x" * n + "\0")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert processes.command(7) == ("x" * 49 + "…" if is_cut else "x" * n)
 
 
 def test_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
