@@ -351,6 +351,24 @@ def test_profiler_shows_what_was_refused(tmp_path: Path) -> None:
     assert told["Total Reserved"] == torch.cuda.memory_reserved()
 
 
+def test_profiler_names_the_device(tmp_path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        tensor = empty(4 * MIB, 1)
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(100 * GIB, 1)
+        del tensor
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    told = [event["args"] for event in events if event["name"] in ("[memory]", "[OutOfMemory]")]
+    assert {each["Bytes"]: each["Device Id"] for each in told if each["Device Type"] == 1} == {
+        4 * MIB: 1,
+        100 * GIB: 1,
+        -4 * MIB: 1,
+    }
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 def test_convolutions_in_benchmark_mode(is_on: bool) -> None:
     model = torch.nn.Sequential(

@@ -250,6 +250,14 @@ def test_no_actions_but_torchs_are_told() -> None:
         *("segment_map", "segment_unmap", "snapshot", "oom"),
     }
     assert "free_completed" in actions() and set(actions()) <= known
+    # Nor do others take the place of these.
+    kept = [empty(1000)]
+    _record_memory_history(None)
+    _record_memory_history("all", stacks="python", max_entries=3)
+    kept += [empty(1000) for _ in range(3)]
+    for _ in range(3):
+        kept[0].record_stream(torch.cuda.Stream())
+    assert actions() == ["alloc"] * 3
 
 
 def test_skip_actions() -> None:

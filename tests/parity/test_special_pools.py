@@ -307,7 +307,7 @@ def test_uncached_memory_outlives_the_setting() -> None:
 def test_uncached_memory_runs_out(uncached: None) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         empty(100 * 2**30)
-    assert empty(MIB).numel() == MIB
+    empty(MIB).add_(1)  # the error is no kernel's
 
 
 def test_caching_can_be_asked_for() -> None:
