@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyalloc import devices, snapshots, source
+from pyalloc import devices, processes, snapshots, source
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
 
@@ -38,12 +38,16 @@ _serving: set[Path] = set()  # a forked process has only the files of its parent
 def _socket_paths(pid: int) -> list[Path]:
     """Where the process of that number may listen; the first is where it would from here.
 
-    Batch systems hand XDG_RUNTIME_DIR on to machines that have no such folder, and not everybody who asks has it set.
+    Batch systems hand XDG_RUNTIME_DIR on to machines that have no such folder, and not everybody who asks has it set;
+    some give each job a TMPDIR of its own.
     """
     folders = [tempfile.gettempdir()]
     of_login = os.environ.get("XDG_RUNTIME_DIR")
     if of_login and os.access(of_login, os.W_OK | os.X_OK):
         folders.insert(0, of_login)
+    if pid != os.getpid():
+        given = processes.variables(pid)
+        folders += filter(None, map(given.get, ("XDG_RUNTIME_DIR", "TMPDIR", "TEMP", "TMP")))
     return [Path(folder) / f"pyalloc-{os.getuid()}-{pid}.sock" for folder in folders]
 
 
@@ -222,8 +226,7 @@ def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
     try:
         return _exchange(pid, str(n_lines).encode(), _TIMEOUT_S)
     except (OSError, ValueError):
-        if not Path("/proc", str(pid)).exists():
-            raise UsageError(f"there is no process {pid}") from None
+        processes.check_owner(pid)
         raise UsageError(
             f"process {pid} does not answer: `pyalloc attach {pid}` lets it, and so does to start it with `pyalloc "
             "run`, or to run in it `import pyalloc.live; pyalloc.live.serve()`"

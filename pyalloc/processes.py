@@ -21,6 +21,7 @@ _TORCH = re.compile(r"/lib(torch|c10)(_cuda|_cpu|_python)?\.so")
 _PYTHON = re.compile(r"python(\d)\.(\d+)")
 ENTRY = "Py_AddPendingCall"  # every CPython exports it
 _WIDTH = 50  # of a command line
+_OTHERS = "process {} belongs to another user"
 # By processor: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
 _WAITS = {
     "x86_64": {
@@ -91,7 +92,7 @@ def find(pid: int) -> Process:
         raise UsageError(f"{pid} is this command itself")
     if status["State"].startswith(("Z", "X")):
         raise UsageError(f"process {pid} has ended")
-    _check_owner(pid, int(status["Uid"].split()[1]))
+    _check_user(pid, status, ", whose files a recording would be")
     if status["State"].startswith(("T", "t")) and status["TracerPid"] == "0":
         raise UsageError(f"process {pid} is stopped; kill -CONT {pid} lets it go on")
     _check_place(pid)
@@ -102,10 +103,23 @@ def _status(pid: int) -> dict[str, str]:
     try:
         text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        raise UsageError(f"there is no process {pid}") from None
+        raise UsageError(_absent(pid)) from None
     except PermissionError:  # /proc may be mounted so (hidepid=1)
-        raise UsageError(f"process {pid} belongs to another user") from None
+        raise UsageError(_OTHERS.format(pid)) from None
     return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
+
+
+def _absent(pid: int) -> str:
+    """What to say of a process that /proc does not have."""
+    if not (_PROC / "self").exists():
+        return f"what process {pid} is cannot be told: /proc is not mounted here"
+    try:
+        os.kill(pid, 0)  # asks only
+    except PermissionError:  # mounted with hidepid=2
+        return _OTHERS.format(pid)
+    except (OSError, OverflowError):
+        pass
+    return f"there is no process {pid}"
 
 
 def tracer(pid: int) -> int:
@@ -121,7 +135,13 @@ def is_there(pid: int) -> bool:
         return False
 
 
-def _check_owner(pid: int, user: int) -> None:
+def check_owner(pid: int) -> None:
+    """Raises UsageError where there is no such process, or it is another user's."""
+    _check_user(pid, _status(pid))
+
+
+def _check_user(pid: int, status: dict[str, str], why: str = "") -> None:
+    user = int(status["Uid"].split()[1])
     if user == os.getuid():
         return
     try:
@@ -129,8 +149,18 @@ def _check_owner(pid: int, user: int) -> None:
     except KeyError:
         name = f"user {user}"
     raise UsageError(
-        f"process {pid} belongs to {name}, whose files a recording would be; run this as {name}, not as another user"
+        f"process {pid} belongs to {name}{why}; run this as {name}, not as another user"
     )
+
+
+def variables(pid: int) -> dict[str, str]:
+    """The environment that it was started with; empty where it cannot be seen."""
+    try:
+        words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(word).partition("=") for word in words)
+    return {name: value for name, _, value in pairs}
 
 
 def _check_place(pid: int) -> None:

@@ -135,7 +135,7 @@ def test_sockets_of_killed_processes_go_and_others_stay(
     for path in (left, alive):
         os.utime(path, (0, 0))
     with pytest.raises(UsageError) as caught:
-        live.ask(1)
+        live.ask(os.getppid())
     code = str(caught.value).split("`")[-2]  # what the error says to run
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert not left.exists() and young.exists() and alive.exists()
@@ -154,6 +154,25 @@ def test_processes_answer_where_the_folder_of_the_login_is_not(
     for folder in ("gone", "login", ""):  # who asks may have one
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / folder) if folder else "")
         assert live.ask(os.getpid())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "TMP", "XDG_RUNTIME_DIR"])
+def test_a_process_is_found_where_its_own_environment_says(tmp_path: Path, name: str) -> None:
+    """A batch system gives each job a temporary folder, and who asks comes from elsewhere."""
+    variables = {key: text for key, text in os.environ.items() if key != "XDG_RUNTIME_DIR"}
+    code = "from pyalloc import live; print(live.serve(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**variables, name: str(tmp_path)},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert Path(child.stdout.readline().strip()).parent == tmp_path
+        assert live.ask(child.pid)["pid"] == child.pid
+        child.communicate("\n")
 
 
 def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None:

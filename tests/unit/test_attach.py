@@ -77,6 +77,26 @@ def test_processes_that_the_system_hides_are_passed_over(monkeypatch: pytest.Mon
         processes.find(1)
 
 
+def test_a_process_that_proc_does_not_have_may_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc mounted with hidepid=2 has none of others; a chroot may have no /proc."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    (tmp_path / "self").mkdir()
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    with pytest.raises(UsageError, match=f"there is no process {2**22 + 1}$"):
+        processes.find(2**22 + 1)
+    monkeypatch.setattr(os, "kill", refuse)
+    with pytest.raises(UsageError, match="process 1 belongs to another user"):
+        processes.find(1)
+    (tmp_path / "self").rmdir()
+    with pytest.raises(UsageError, match="cannot be told: /proc is not mounted here"):
+        live.ask(1)
+
+
 def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with process("cat") as pid:
         assert f"process {pid} (cat) is not Python with torch; attach to" in said(capsys, str(pid))
@@ -140,6 +160,12 @@ def test_of_a_launcher_the_programs_are_told(
 def test_a_process_of_another_user_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with process("setpriv", "--reuid=65534", "--clear-groups", "cat") as pid:
         assert "belongs to nobody" in said(capsys, str(pid))
+        for command in ("stats", "live"):  # to attach to it, which they said, would be refused
+            assert cli.main([command, str(pid)]) == 2
+            told = capsys.readouterr().err
+            assert told.split(": ", 1)[1] == (
+                f"process {pid} belongs to nobody; run this as nobody, not as another user\n"
+            )
 
 
 @pytest.mark.skipif(
