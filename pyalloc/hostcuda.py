@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
-import importlib.util
 import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,22 @@ def find_torch(python: str) -> Torch:
     Raises:
         HostCudaError: there is none, or it was built without CUDA.
     """
+    folder = _folder_of_torch(python)
+    if not folder:
+        other = _other_with_torch(python)
+        raise HostCudaError(
+            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch, or name a Python "
+            f"that has it{f': {other}' if other else ' before the program'}"
+        )
+    return _describe(Path(folder))
+
+
+def _folder_of_torch(python: str) -> str:
+    """Empty: it has none.
+
+    Raises:
+        HostCudaError: it does not tell.
+    """
     command = [python, "-c", _FIND_TORCH]
     try:
         done = subprocess.run(
@@ -75,17 +92,19 @@ def find_torch(python: str) -> Torch:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise HostCudaError(f"{python} could not be asked for its PyTorch: {said}")
-    folder = json.loads(done.stdout.strip().splitlines()[-1])
-    if not folder:
-        other = (
-            f", or name the one that runs pyalloc: {sys.executable} (its environment is not active)"
-            if not os.path.samefile(python, sys.executable) and importlib.util.find_spec("torch")
-            else ""
-        )
-        raise HostCudaError(
-            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch{other}"
-        )
-    return _describe(Path(folder))
+    return str(json.loads(done.stdout.strip().splitlines()[-1]) or "")
+
+
+def _other_with_torch(python: str) -> str | None:
+    """The Python that runs pyalloc, or one of PATH: pyalloc may be in an environment of its own (pipx, uv tool)."""
+    for name in (sys.executable, "python", "python3"):
+        other = shutil.which(name)
+        # By its path: Pythons of two environments may be links to one file.
+        if other is not None and os.path.abspath(other) != os.path.abspath(python):
+            with contextlib.suppress(HostCudaError, OSError):
+                if _folder_of_torch(other):
+                    return other
+    return None
 
 
 def _describe(folder: Path) -> Torch:

@@ -52,6 +52,8 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
         return words
     if program in ("python", "python3"):  # not every system has both
         return [sys.executable, *words[1:]]
+    if program == "pyalloc":  # pipx and uv keep it out of PATH, or its environment is not active
+        return [sys.executable, "-m", "pyalloc", *words[1:]]
     if program == "torchrun":  # an environment that has another's torch lacks it
         return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     if program.endswith(".py") and Path(program).is_file():

@@ -106,6 +106,27 @@ def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
     assert f"{other} could not be asked for its PyTorch: ImportError: no luck" in err
 
 
+@pytest.mark.parametrize("has_it", [True, False])
+def test_the_python_of_the_environment_is_named_to_a_pyalloc_outside_of_it(
+    has_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By pipx or uv pyalloc has an environment of its own, without torch."""
+    own, theirs = tmp_path / "own", tmp_path / "python"
+    shared = tmp_path / "base"
+    shared.write_text(
+        f"#!/bin/sh\ncase $0 in {theirs}) echo '\"{'/torch' * has_it}\"';; *) echo '\"\"';; esac\n"
+    )
+    shared.chmod(0o755)
+    for path in (own, theirs):  # as venv makes them
+        path.symlink_to(shared)
+    monkeypatch.setattr(sys, "executable", str(own))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(hostcuda.HostCudaError) as caught:
+        hostcuda.find_torch(str(own))
+    end = f"has it: {theirs}" if has_it else "has it before the program"
+    assert str(caught.value).endswith(f"-m pip install torch, or name a Python that {end}")
+
+
 def test_a_python_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,7 @@ def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert form("python", "x.py") == form("python3", "x.py") == [python, "x.py"]
     assert form("torchrun", "x.py") == [python, "-m", "torch.distributed.run", "x.py"]
+    assert form("pyalloc", "doctor") == [python, "-m", "pyalloc", "doctor"]
     for wrong in (("gone.py",), ("gone",), ()):
         with pytest.raises(UsageError, match=r"was not found|which program"):
             form(*wrong)
