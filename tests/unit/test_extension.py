@@ -103,19 +103,20 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     assert "start Python in another folder" in done.stderr
 
 
-def test_a_source_distribution_has_all_that_is_built(tmp_path: Path) -> None:
+def test_a_source_distribution_has_all_that_the_repository_has(tmp_path: Path) -> None:
+    """What is built, and what README, which is in it, links and names."""
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Deprecat" not in done.stderr  # of setuptools, which refuses what it warned of before
     listed = set((tmp_path / "pyalloc.egg-info/SOURCES.txt").read_text().splitlines())
     needed = {
         str(path.relative_to(ROOT))
-        for top in ("csrc", "cuda")
+        for top in (".ci", "benchmarks", "csrc", "cuda", "docs", "examples", "tests")
         for path in (ROOT / top).rglob("*")
-        if path.is_file()
+        if path.is_file() and "__pycache__" not in path.parts
     }
+    needed |= {"CHANGELOG.md", "LICENSE", "Makefile", "README.md"}
     assert needed <= listed, sorted(needed - listed)[:20]
-    assert not [name for name in listed if name.startswith("tests")]
 
 
 @pytest.mark.parametrize("library", ["csrc/hostcuda", "csrc/ops"])
