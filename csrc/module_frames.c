@@ -58,12 +58,21 @@ bool
 pya_frames_text(struct pya_trace_writer *trace, PyObject *text, uint32_t *out) {
     Py_ssize_t bytes = 0;
     const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, &bytes);
-    if (utf8 == NULL) { /* names with surrogates, as file names may have */
+    PyObject *raw = NULL;
+    if (utf8 == NULL) { /* names with surrogates, as file names may have: as the system has them */
+        PyErr_Clear();
+        raw = text == NULL ? NULL : PyUnicode_EncodeFSDefault(text);
+        utf8 = raw == NULL ? NULL : PyBytes_AsString(raw);
+        bytes = raw == NULL ? 0 : PyBytes_Size(raw);
+    }
+    if (utf8 == NULL) {
         PyErr_Clear();
         utf8 = "?";
         bytes = 1;
     }
-    return pya_trace_string(trace, utf8, (size_t)bytes, out) == PYA_OK;
+    const bool is_written = pya_trace_string(trace, utf8, (size_t)bytes, out) == PYA_OK;
+    Py_XDECREF(raw);
+    return is_written;
 }
 
 /* The number of a frame seen for the first time; 0 with an exception set or when the trace cannot be written. */

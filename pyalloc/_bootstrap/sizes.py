@@ -21,6 +21,8 @@ from pyalloc._bootstrap.replacing import standing_for
 
 _FEW = 2**12
 _LARGEST = 2**24  # of a label or count; above it they are what lay there before
+# Torch notes the file of who makes one, and takes no name that is not UTF-8, as this file's may be.
+_NEW_LIBRARY = compile('torch.library.Library("aten", "IMPL")', "<pyalloc>", "eval")
 
 
 @dataclass
@@ -87,7 +89,7 @@ def implement(
     torch: Any, key: str, name: str, implementation: Callable[..., Any], **how: Any
 ) -> None:
     """Of the operator, for tensors on a device."""
-    library = torch.library.Library("aten", "IMPL")
+    library = eval(_NEW_LIBRARY, {"torch": torch})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
         library.impl(name, implementation, key, **how)

@@ -91,6 +91,16 @@ def test_runs_from_a_folder_whose_name_has_spaces(
     assert code == 0 and "peak allocated   4.0 MiB" in err, err
 
 
+def test_a_dry_run_needs_no_name_of_its_folder(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Where the locale has no words for it torch took no library of operators that is made there."""
+    here = tmp_path / "größe"
+    shutil.copytree(ROOT / "pyalloc", here / "pyalloc")
+    source = "import sys, torch; torch.ones(4, device='cuda').nonzero(); print(sys.getfilesystemencoding())"
+    variables = {"PYTHONPATH": str(here), "LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+    code, out, err = finish(start([sys.executable, "-c", source], here, **variables))
+    assert (code, out) == (0, "ascii\n"), err
+
+
 def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:

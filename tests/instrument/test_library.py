@@ -350,6 +350,17 @@ def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None
     assert found.notes["command"].endswith("'a\\udcff'")
 
 
+def test_lines_of_a_file_whose_name_is_no_text_are_told(tmp_path: Path) -> None:
+    """On pyalloc; torch's own history has no stacks with such names."""
+    path, program = tmp_path / "out.pya", tmp_path / "n\udcff.py"
+    program.write_text('import torch; torch.empty(1 << 20, dtype=torch.uint8, device="cuda")')
+    pyalloc("dryrun", "--allocator", "pyalloc", "--record", path, sys.executable, program)
+    found = trace.analyse(path)
+    assert [row.name for row in found.by_line(found.peak.blocks)] == [
+        f"{tmp_path.name}/n\ufffd.py:1 <module>"
+    ]
+
+
 def test_a_recording_that_cannot_begin_takes_nothing_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
