@@ -58,7 +58,16 @@ def _answer(asked: Any) -> Any:
         _load(asked["folder"])
         from pyalloc import attached
     except Exception as error:
-        return {"error": "pyalloc could not be loaded there (Python " + found + "): " + repr(error)}
+        text = "pyalloc could not be loaded there (Python " + found + "): " + repr(error)
+        file = getattr(sys.modules.get("pyalloc"), "__file__", None)
+        if file is not None and not os.path.exists(file):
+            text = (
+                "the pyalloc that it began with is not in "
+                + os.path.dirname(file)
+                + " any more, and cannot load the "
+                "rest of itself: start the program again"
+            )
+        return {"error": text}
     return attached.answer(asked["request"])
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -398,6 +399,23 @@ def beside(call: object) -> list[object]:
     while thread.is_alive():  # Python code, between whose steps the call comes
         pass
     return found
+
+
+def test_a_process_whose_pyalloc_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = types.ModuleType("pyalloc")
+    package.__file__ = str(tmp_path / "pyalloc" / "__init__.py")
+    package.__path__ = [str(tmp_path / "pyalloc")]
+    for name in [name for name in sys.modules if name.startswith("pyalloc.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyalloc", package)
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    told = injected._answer({"folder": str(tmp_path), "request": {}})["error"]
+    assert f"is not in {tmp_path}/pyalloc any more" in told and "start the program again" in told
+    (tmp_path / "pyalloc").mkdir()
+    Path(package.__file__).touch()  # another version's, which lacks it
+    assert "attached" in injected._answer({"folder": str(tmp_path), "request": {}})["error"]
 
 
 def test_calls_come_to_the_main_thread() -> None:
