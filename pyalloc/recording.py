@@ -29,6 +29,7 @@ from pyalloc import (
     sharing,
     snapshots,
 )
+from pyalloc._bootstrap import leaving
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 from pyalloc.eventsources import Ours, Source, Torchs, made
@@ -281,6 +282,10 @@ class Recorder:
         import torch
 
         self._detach()
+        if (
+            leaving.has_begun()
+        ):  # nobody is left to want it, and torch warns in other threads than switched it on
+            return
         if isinstance(self.source, Torchs):
             sharing.hand_back(torch)
         elif torch._C._cuda_isHistoryEnabled():

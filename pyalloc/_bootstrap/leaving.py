@@ -9,6 +9,12 @@ from typing import NoReturn
 
 _LIMIT_S = 5.0  # a watchdog calls os._exit() because something hangs, maybe what is called here
 _calls: list[Callable[[], object]] = []
+_begun = threading.Event()
+
+
+def has_begun() -> bool:
+    """Is the process about to end by os._exit()?"""
+    return _begun.is_set()
 
 
 def before(call: Callable[[], object]) -> None:
@@ -22,6 +28,7 @@ def _wrap() -> None:
     leave = os._exit
 
     def _exit(status: int) -> NoReturn:
+        _begun.set()
         try:
             last = threading.Thread(target=_call_all, daemon=True, name="pyalloc-leaving")
             last.start()

@@ -350,6 +350,20 @@ def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None
     assert found.notes["command"].endswith("'a\\udcff'")
 
 
+def test_the_end_of_a_forked_child_is_quiet(tmp_path: Path) -> None:
+    """Another thread ends the recording there; torch warns of whoever did not switch its history on."""
+    path, program = tmp_path / "out.pya", tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, torch\n"
+        "def work(): torch.empty(1 << 20, dtype=torch.uint8, device='cuda')\n"
+        "child = multiprocessing.get_context('fork').Process(target=work)\n"
+        "child.start(), child.join()\n"
+    )
+    out = pyalloc("dryrun", "--record", path, sys.executable, program)
+    assert trace.analyse(path).totals["n_allocs"] == 1
+    assert out.startswith("pyalloc dryrun: PyTorch"), out
+
+
 def test_lines_of_a_file_whose_name_is_no_text_are_told(tmp_path: Path) -> None:
     """On pyalloc; torch's own history has no stacks with such names."""
     path, program = tmp_path / "out.pya", tmp_path / "n\udcff.py"
