@@ -253,9 +253,15 @@ core_record_stream(PyObject *self, PyObject *args) {
     if (heap == NULL || !PyArg_ParseTuple(args, "KK", &address, &stream)) {
         return NULL;
     }
+    pya_dptr base = 0;
+    size_t bytes = 0;
+    int device = 0;
     pya_status status = PYA_OK;
     Py_BEGIN_ALLOW_THREADS
     status = pya_record_stream(heap, address, stream);
+    if (pya_block_info(heap, address, &base, &bytes, &device) == PYA_OK) {
+        pya_torch_note_handle(stream, device);
+    }
     Py_END_ALLOW_THREADS
     return pya_module_result(status, "recording the use of a stream failed", -1);
 }

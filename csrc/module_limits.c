@@ -1,6 +1,8 @@
 /* pyalloc._core: limits of a device or a pool, and memory reserved up front.  Sizes are checked by pyalloc/limits.py. */
 #include "module.h"
 
+#include "torch_bridge.h"
+
 static size_t
 in_mib(size_t bytes) {
     return bytes >> 20;
@@ -46,6 +48,7 @@ limits_reserve(PyObject *self, PyObject *args) {
     pya_status status = PYA_OK;
     Py_BEGIN_ALLOW_THREADS
     status = pya_reserve(heap, device, (size_t)bytes, stream);
+    pya_torch_note_handle(stream, device);
     Py_END_ALLOW_THREADS
     if (status == PYA_E_NOMEM || status == PYA_E_TOO_LARGE) {
         return reserve_refused(heap, device, bytes);

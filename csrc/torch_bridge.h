@@ -39,6 +39,10 @@ void pya_torch_set_cached(bool is_cached);
 typedef void (*pya_torch_tracer)(bool is_allocation, uint64_t address);
 void pya_torch_set_tracer(pya_torch_tracer tracer);
 
+/* To be called after a request on, or record of, a stream of the device of which only the handle is known, and so not whether
+ * it is torch's or another library's. */
+void pya_torch_note_handle(pya_stream stream, int device);
+
 /* What was found and what was not: index from 0, false past the end.  Both texts are static. */
 bool pya_torch_feature(size_t index, const char **name, bool *works, const char **detail);
 /* Frees torch asked for that were refused. */

@@ -126,33 +126,32 @@ device_here() {
     return current_device();
 }
 
-/* Where a request is made. */
-struct place {
-    void *handle;
-    int8_t device;
-    bool is_new; /* the heap has not heard of this foreign stream */
-};
-
-/* Before the request, which may be the first of a capture: that must not be waited in. */
-inline place
-place_begin(int8_t device, void *handle, bool is_foreign) {
-    return {handle, device, PYA_UNLIKELY(is_foreign) && !note_foreign(handle, device)};
-}
-
-inline void
-place_end(const place &where) {
-    if (PYA_UNLIKELY(where.is_new)) {
-        (void)note_foreign(where.handle, where.device);
+/* Around a request on a stream, or a record of it.  Before: it may be the first request of a capture, which must not be waited
+ * in.  Where the heap has not heard of a foreign stream before it has afterwards, also when the request fails. */
+class on_stream {
+  public:
+    on_stream(int8_t device, const void *handle, bool is_foreign)
+        : handle(handle), device(device),
+          is_new(PYA_UNLIKELY(is_foreign) && !note_foreign(handle, device)) {}
+    ~on_stream() {
+        if (PYA_UNLIKELY(is_new)) {
+            (void)note_foreign(handle, device);
+        }
     }
-}
+    on_stream(const on_stream &) = delete;
+    on_stream &operator=(const on_stream &) = delete;
+
+  private:
+    const void *handle;
+    int8_t device;
+    bool is_new;
+};
 
 /* Apart, so that other requests need not save registers for it. */
 __attribute__((noinline, cold)) void *
 alloc_on_foreign(int8_t device, void *handle, size_t bytes) {
-    const place where = place_begin(device, handle, true);
-    void *ptr = pya_torch_alloc(bytes, device, handle);
-    place_end(where);
-    return ptr;
+    const on_stream around(device, handle, true);
+    return pya_torch_alloc(bytes, device, handle);
 }
 
 inline void *
@@ -174,10 +173,8 @@ allocate_slowly(void *self, size_t bytes) {
     const int8_t device = device_here();
     const cuda_stream stream = current_stream(device);
     void *handle = handle_of(stream);
-    const place where = place_begin(device, handle, is_foreign(stream, handle));
-    pya_torch_made made = torch_allocate(self, bytes);
-    place_end(where);
-    return made;
+    const on_stream around(device, handle, is_foreign(stream, handle));
+    return torch_allocate(self, bytes);
 }
 
 /* The same once, to see where it puts what. */
@@ -208,6 +205,22 @@ make(void *ptr, int8_t device, int layout) {
     const bool is_first = layout == LAYOUT_DELETER_FIRST;
     const uint64_t where = 1 | static_cast<uint64_t>(static_cast<uint8_t>(device)) << 8;
     return {ptr, is_first ? deleter : ptr, is_first ? ptr : deleter, where};
+}
+
+/* Can torch be asked for the thread's current stream? */
+bool
+knows_current() {
+    return (current_stream != nullptr && stream_handle != nullptr) || pya_torch_fast_prepare();
+}
+
+/* For callers that are C: what torch does not tell may be anybody's too. */
+bool
+is_perhaps_foreign(int8_t device, const void *handle) {
+    try {
+        return knows_current() && is_handle_foreign(device, handle);
+    } catch (...) {
+        return true;
+    }
 }
 
 } // namespace
@@ -271,9 +284,7 @@ pya_torch_fast_allocate(void *self, size_t bytes) {
 
 void *
 pya_torch_fast_stream(int8_t device) {
-    const bool is_found =
-        (current_stream != nullptr && stream_handle != nullptr) || pya_torch_fast_prepare();
-    return is_found ? handle_of(current_stream(device)) : nullptr;
+    return knows_current() ? handle_of(current_stream(device)) : nullptr;
 }
 
 void
@@ -292,8 +303,14 @@ pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) 
     (void)self;
     void *handle = handle_of(stream);
     const auto device = static_cast<int8_t>(stream.device >> 8U); /* after the kind of device */
+    const on_stream around(device, handle, is_foreign(stream, handle));
     pya_torch_record(*data, pya_stream_of_device(reinterpret_cast<uintptr_t>(handle), device));
-    if (is_foreign(stream, handle)) {
+}
+
+extern "C" void
+pya_torch_note_handle(pya_stream stream, int device) {
+    const void *handle = reinterpret_cast<const void *>(static_cast<uintptr_t>(stream));
+    if (is_perhaps_foreign(static_cast<int8_t>(device), handle)) {
         (void)note_foreign(handle, device);
     }
 }

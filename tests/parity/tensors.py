@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+
 import torch
 
 MIB, GIB = 2**20, 2**30
@@ -30,3 +33,39 @@ def trace(device: int = 0) -> list[dict]:
 def of(address: int) -> list[dict]:
     """Those of an address of the first device."""
     return [entry for entry in trace() if entry.get("addr") == address]
+
+
+def own_stream() -> torch.cuda.ExternalStream:
+    """A stream that this program may destroy; torch keeps its own for ever."""
+    handle = ctypes.c_void_p()
+    assert int(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))) == 0
+    assert handle.value is not None
+    return torch.cuda.ExternalStream(handle.value)
+
+
+def destroy(stream: torch.cuda.Stream) -> None:
+    assert int(torch.cuda.cudart().cudaStreamDestroy(stream.cuda_stream)) == 0
+
+
+def asked_of_destroyed_streams(runtime: ctypes.CDLL, use_and_destroy: Callable[[], None]) -> int:
+    """Calls of the driver about streams that were used and destroyed, while others ask for what memory they left."""
+    runtime.pya_hostcuda_live.restype = ctypes.c_uint64
+    torch.cuda.empty_cache()
+    side = torch.cuda.Stream()
+    spare = [own_stream() for _ in range(200)]
+    before = runtime.pya_hostcuda_live(b"stale_calls")
+    use_and_destroy()
+    with torch.cuda.stream(side):
+        empty(512).zero_()
+    for each in spare:  # streams that torch makes from here on get the handles of these
+        destroy(each)
+    # Each more than any free block.
+    for step in range(1, 13):
+        mine = empty((64 + 20 * step) * MIB)
+        del mine
+        with torch.cuda.stream(side):
+            other = empty((70 + 20 * step) * MIB)
+            del other
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(runtime.pya_hostcuda_live(b"stale_calls") - before)

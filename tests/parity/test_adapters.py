@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity.tensors import GIB, MIB, empty
+from parity.tensors import GIB, MIB, asked_of_destroyed_streams, empty
 
 from pyalloc import adapters
 from pyalloc.errors import ConfigError, InstallError
@@ -171,6 +171,23 @@ def test_what_another_stream_uses_is_not_given_away(allocator: str, runtime: Any
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 0
+
+
+def test_nothing_is_asked_of_a_stream_that_the_library_destroyed(
+    allocator: str, runtime: Any
+) -> None:
+    core = adapted("cuda.core", allocator)
+    device = core.Device(0)
+    device.set_current()
+
+    def use() -> None:
+        own, last = device.create_stream(), device.create_stream()
+        device.allocate(64 * MIB, stream=own).close(last)
+        torch.cuda.synchronize()
+        own.close()
+        last.close()
+
+    assert asked_of_destroyed_streams(runtime, use) == 0
 
 
 # ---- RMM: what cuDF and cuML use ----

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from parity.tensors import MIB, empty
+from parity.tensors import GIB, MIB, asked_of_destroyed_streams, destroy, empty, own_stream
+
+import pyalloc
 
 
 def busy(stream: torch.cuda.Stream) -> None:
@@ -221,18 +223,6 @@ def test_memory_of_a_destroyed_stream_is_usable() -> None:
     assert torch.cuda.memory_reserved() < 30 * MIB
 
 
-def own_stream() -> torch.cuda.ExternalStream:
-    """A stream that this program may destroy; torch keeps its own for ever."""
-    handle = ctypes.c_void_p()
-    assert int(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))) == 0
-    assert handle.value is not None
-    return torch.cuda.ExternalStream(handle.value)
-
-
-def destroy(stream: torch.cuda.Stream) -> None:
-    assert int(torch.cuda.cudart().cudaStreamDestroy(stream.cuda_stream)) == 0
-
-
 def test_block_waits_for_a_stream_destroyed_meanwhile(runtime) -> None:
     runtime.pya_hostcuda_set_event_delay(1 << 40)
     before = torch.cuda.memory_stats()["active_bytes.all.current"]
@@ -250,18 +240,21 @@ def test_block_waits_for_a_stream_destroyed_meanwhile(runtime) -> None:
     assert released(address, 3 * MIB, torch.cuda.current_stream())
 
 
-@pytest.mark.parametrize("how", ["allocated", "recorded", "by number"])
+@pytest.mark.parametrize("how", ["allocated", "recorded", "by number", "refused", "reserved"])
 def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
     """A card's driver may crash at it.  Torch's own streams live as long as the process, others do not."""
+    if how == "reserved" and os.environ["PYALLOC_PARITY"] != "pyalloc":
+        pytest.skip("of pyalloc")
     use_and_destroy(runtime, how)
 
 
-def test_nothing_is_asked_of_the_first_stream() -> None:
+@pytest.mark.parametrize("how", ["allocated", "refused"])
+def test_nothing_is_asked_of_the_first_stream(how: str) -> None:
     """The process's first request goes torch's own way, to see how it fills its pointers."""
-    program = """
+    program = f"""
 import ctypes
 from parity import test_streams
-test_streams.use_and_destroy(ctypes.CDLL("libcuda.so.1"), "allocated")
+test_streams.use_and_destroy(ctypes.CDLL("libcuda.so.1"), {how!r})
 """
     subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parent.parent, check=True, timeout=600
@@ -269,35 +262,27 @@ test_streams.use_and_destroy(ctypes.CDLL("libcuda.so.1"), "allocated")
 
 
 def use_and_destroy(runtime: Any, how: str) -> None:
-    runtime.pya_hostcuda_live.restype = ctypes.c_uint64
-    torch.cuda.empty_cache()
-    side = torch.cuda.Stream()
-    spare = [own_stream() for _ in range(200)]
-    before = runtime.pya_hostcuda_live(b"stale_calls")
-    stream = own_stream()
-    if how == "allocated":
-        with torch.cuda.stream(stream):
-            empty(64 * MIB)
-    elif how == "by number":
-        address = torch.cuda.caching_allocator_alloc(64 * MIB, stream=stream.cuda_stream)
-        torch.cuda.caching_allocator_delete(address)
-    else:
-        empty(64 * MIB).record_stream(stream)
-    torch.cuda.synchronize()
-    destroy(stream)
-    busy(side)
-    for each in spare:  # streams that torch makes from here on get the handles of these
-        destroy(each)
-    # Each more than any free block, so that other streams' memory is asked for.
-    for step in range(1, 13):
-        mine = empty((64 + 20 * step) * MIB)
-        del mine
-        with torch.cuda.stream(side):
-            other = empty((70 + 20 * step) * MIB)
-            del other
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    assert runtime.pya_hostcuda_live(b"stale_calls") == before
+    def use() -> None:
+        stream = own_stream()
+        if how == "allocated":
+            with torch.cuda.stream(stream):
+                empty(64 * MIB)
+        elif how == "refused":
+            with torch.cuda.stream(stream), pytest.raises(torch.OutOfMemoryError):
+                empty(64 * GIB)
+        elif how == "reserved":
+            with torch.cuda.stream(stream):
+                pyalloc.reserve(torch.cuda.memory_reserved() + 64 * MIB)
+            pyalloc.reserve(0)
+        elif how == "by number":
+            address = torch.cuda.caching_allocator_alloc(64 * MIB, stream=stream.cuda_stream)
+            torch.cuda.caching_allocator_delete(address)
+        else:
+            empty(64 * MIB).record_stream(stream)
+        torch.cuda.synchronize()
+        destroy(stream)
+
+    assert asked_of_destroyed_streams(runtime, use) == 0
 
 
 def test_a_capture_on_the_device_of_a_recorded_stream_is_not_spoilt() -> None:
