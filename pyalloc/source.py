@@ -113,17 +113,17 @@ def _lines(file: str) -> list[str]:
 def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
     """(first line, last line, qualified name) of each function of a file; nothing where it cannot be read."""
     found: list[tuple[int, int, str]] = []
-
-    def visit(node: ast.AST, path: tuple[str, ...]) -> None:
+    # Not by recursion: a sum of a thousand terms is a thousand deep.
+    waiting: list[tuple[ast.AST, tuple[str, ...]]] = [(_tree(file), ())]
+    while waiting:
+        node, path = waiting.pop()
         for child in ast.iter_child_nodes(node):
             inner = path
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 inner = (*path, child.name)
                 if not isinstance(child, ast.ClassDef):
                     found.append((child.lineno, child.end_lineno or child.lineno, ".".join(inner)))
-            visit(child, inner)
-
-    visit(_tree(file), ())
+            waiting.append((child, inner))
     return tuple(found)
 
 

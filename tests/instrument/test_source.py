@@ -41,6 +41,21 @@ def test_functions_have_the_names_of_what_they_are_in(
     assert source.qualified(str(path), line, name) == qualified
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"def train():\n    return {' + '.join(['1'] * 1500)}\n",
+        "def train():\n    if x == 0: pass\n" + "    elif x: pass\n" * 1200,
+    ],
+)
+def test_what_is_nested_deeply_has_its_function_all_the_same(tmp_path: Path, text: str) -> None:
+    """As generated formulas are: Python reads them, though it would not go through them by recursion."""
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    assert source.qualified(str(path), 2, "train") == "train"
+    assert source.qualified(str(path), 2, "<listcomp>") == "train"
+
+
 def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() -> None:
     frames = (
         ("allocate", "/torch/csrc/cuda.cpp", 1),
