@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pyalloc.analysis import Analysis
 
 _MOST_STEPS = 400
 _MOST_PHASED = 100  # steps: of more no phase could be told apart
+_MOST_PAIRS = 1_000_000  # of what is looked at to find what both have
 Mark = tuple[int, int]  # events: of the first, and of the second that lies at the same place
 
 
@@ -61,14 +62,30 @@ def _alike(
     first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
 ) -> list[tuple[int, Mark]]:
     """Of (number, event) of both: numbers that both have, in their order."""
-    matcher = difflib.SequenceMatcher(
-        None, [number for number, _ in first], [number for number, _ in second], autojunk=False
-    )
-    return [
-        (first[a + i][0], (first[a + i][1], second[b + i][1]))
-        for a, b, n in matcher.get_matching_blocks()
-        for i in range(n)
-    ]
+    numbers = [[number for number, _ in steps] for steps in (first, second)]
+    if all(a < b for each in numbers for a, b in itertools.pairwise(each)):
+        known = dict(second)
+        return [(number, (event, known[number])) for number, event in first if number in known]
+    return [(first[i][0], (first[i][1], second[j][1])) for i, j in _in_both(numbers[0], numbers[1])]
+
+
+def _in_both(first: Sequence[object], second: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Places of what both have, in their order.
+
+    All that is alike from the begin on, and before the end; between these nothing where to look for it takes long.
+    """
+    n = min(len(first), len(second))
+    begin = next((i for i in range(n) if first[i] != second[i]), n)
+    n -= begin
+    n_end = next((i for i in range(n) if first[-1 - i] != second[-1 - i]), n)
+    ends = len(first) - n_end, len(second) - n_end
+    yield from ((i, i) for i in range(begin))
+    left, right = first[begin : ends[0]], second[begin : ends[1]]
+    if len(left) * len(right) <= _MOST_PAIRS:
+        matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+        for a, b, length in matcher.get_matching_blocks():
+            yield from ((begin + a + i, begin + b + i) for i in range(length))
+    yield from ((ends[0] + i, ends[1] + i) for i in range(n_end))
 
 
 def _widths(edges: Sequence[Mark]) -> list[float]:
@@ -88,14 +105,11 @@ def _phases(before: Analysis, after: Analysis, first: Mark, last: Mark) -> list[
         [p for p in found.phases if p.depth == 0 and a <= p.begin and p.end <= b]
         for found, a, b in zip((before, after), first, last, strict=True)
     ]
-    first_names, last_names = ([phase.name for phase in phases] for phases in inside)
+    names = [[phase.name for phase in phases] for phases in inside]
     found: list[Mark] = []
-    blocks = difflib.SequenceMatcher(
-        None, first_names, last_names, autojunk=False
-    ).get_matching_blocks()
-    for a, b, n in blocks:
-        for one, other in zip(inside[0][a : a + n], inside[1][b : b + n], strict=True):
-            found += [(one.begin, other.begin), (one.end, other.end)]
+    for i, j in _in_both(names[0], names[1]):
+        one, other = inside[0][i], inside[1][j]
+        found += [(one.begin, other.begin), (one.end, other.end)]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import unicodedata
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
 )
 MAKERS = "segments by the line that they were allocated for"
 _MAKERS = 6
+_NAMES = 12  # of phases, each with a line
 _FILLER = "\0"  # in no name
 _BAR = 20  # columns
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -227,14 +229,16 @@ def _phase_sums(phases: Sequence[Phase]) -> list[str]:
     lines = [
         f"{'phase':<24}{'times':>8}{'most at end':>13}{'peak':>12}{'in step':>9}{'reserved':>12}"
     ]
-    for name in dict.fromkeys(phase.name for phase in phases):
-        own = [phase for phase in phases if phase.name == name]
+    named: dict[str, list[Phase]] = {}
+    for phase in phases:  # of which each may have a name of its own
+        named.setdefault(phase.name, []).append(phase)
+    for name, own in itertools.islice(named.items(), _NAMES):
         top = max(own, key=lambda phase: phase.peak_bytes)
         lines.append(
             f"{column(name, 24)}{len(own):>8,}{size(max(p.end_bytes for p in own)):>13}"
             f"{size(top.peak_bytes):>12}{top.step:>9,}{size(max(p.peak_reserved_bytes for p in own)):>12}"
         )
-    return lines[:13]
+    return lines + [f"  and {len(named) - _NAMES:,} more"] * (len(named) > _NAMES)
 
 
 def summary(analysis: Analysis, *, color: bool = False) -> str:

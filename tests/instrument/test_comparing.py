@@ -221,6 +221,49 @@ def test_without_steps_the_whole_runs_lie_together(plan: Plan, tmp_path: Path) -
     assert (axis.marks[0], axis.marks[-1], axis.steps) == ((0, 0, 0.0), (1, 3, 1.0), [])
 
 
+def passes(path: Path, names: list[str], numbers: list[int] | None = None) -> Path:
+    plan = Plan(path)
+    for i, name in enumerate(names):
+        if numbers:
+            plan.event("step", "step", arg=numbers[i])
+        plan.event("phase_begin", name)
+        plan.event("alloc", addr=(i + 1) << 20, bytes=512)
+        plan.event("phase_end", name)
+    return plan.done()
+
+
+def test_long_runs_lie_together_without_looking_at_each_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server has tens of thousands of passes of one name, and no step; another's steps count twos."""
+    looked_at = [0]
+    matcher = aligned.difflib.SequenceMatcher
+
+    def watched(junk: None, first: list[Any], second: list[Any], **options: bool) -> Any:
+        looked_at.append(len(first) * len(second))
+        return matcher(junk, first, second, **options)
+
+    monkeypatch.setattr(aligned.difflib, "SequenceMatcher", watched)
+    n = 1100
+    all_alike, numbers = ["inference"] * n, list(range(n))
+    begun_and_ended_otherwise = ["load", *all_alike, "save"]
+    for first, second, n_marks in (
+        ((all_alike,), (all_alike[1:],), 2 * n),
+        ((["load", *all_alike],), (["load", "load", *all_alike],), 2 * n + 4),
+        ((["begin", *all_alike, "end"],), (begun_and_ended_otherwise,), 2),
+        ((all_alike, numbers), (all_alike, [2 * i for i in numbers]), aligned._MOST_STEPS // 4),
+    ):
+        one, other = passes(tmp_path / "one.pya", *first), passes(tmp_path / "other.pya", *second)
+        axis = aligned.axis(trace.analyse(one), trace.analyse(other))
+        assert len(axis.marks) >= n_marks
+        for i in range(3):
+            column = [mark[i] for mark in axis.marks]
+            assert column == sorted(column)
+        for path in (one, other):
+            path.unlink()
+    assert max(looked_at) <= 1_000_000
+
+
 def content(told: Comparison) -> dict[str, Any]:
     (found,) = re.findall(
         r'<script id="data" type="application/json">(.*?)</script>', comparison.page(told)

@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +175,28 @@ def test_phases_within_others_have_their_row(plan: Plan, n: int) -> None:
         False,
         True,
     ]
+
+
+class Watched(list[Any]):
+    """A list that counts how often somebody goes through it."""
+
+    n_times = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.n_times += 1
+        return super().__iter__()
+
+
+def test_phases_that_have_a_name_each_are_gone_through_once(plan: Plan) -> None:
+    """As `phase(f"batch {n}")` makes them, up to 65,536."""
+    for i in range(30):
+        plan.event("phase_begin", f"batch {i}")
+        plan.event("phase_end", f"batch {i}")
+    found = trace.analyse(plan.done())
+    found.phases = Watched(found.phases)
+    rows = phase_table(found)
+    assert len(rows) == 14 and rows[1].startswith("batch 0 ") and rows[-1] == "  and 18 more"
+    assert found.phases.n_times <= 2
 
 
 def test_the_step_of_the_peak_is_looked_at_block_by_block(plan: Plan) -> None:
