@@ -45,6 +45,7 @@ class _Active:
     """The one recording of this process."""
 
     recorder: Recorder | None = None
+    observes_oom: bool = False  # from the first one on: torch lets go of no observer
 
 
 _active = _Active()
@@ -159,7 +160,7 @@ class Recorder:
             recorded.part(self.path).unlink(missing_ok=True)
             raise
         marks.listeners.append(self)
-        _observe_oom(torch, self)
+        _observe_oom(torch)
         history.hold(isinstance(self.source, Ours))
         atexit.register(self.stop_at_exit)
 
@@ -262,6 +263,8 @@ class Recorder:
             finally:
                 self._end()
                 writer.writer.close()
+            if self.overwrites and self.told_oom is None:  # that of what was overwritten
+                recorded.beside(self.path).unlink(missing_ok=True)
             if self.is_extra and made()[0] == 0:  # a compiler's, say, that looked at the device
                 self.path.unlink()
 
@@ -314,15 +317,15 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _observe_oom(torch: Any, recorder: Recorder) -> None:
+def _observe_oom(torch: Any) -> None:
     """On out of memory: an explanation beside the trace, before the error reaches the program."""
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is None:
+    if attach is None or _active.observes_oom:
         return
 
     def observe(device: int, asked: int, allocated: int, free: int) -> None:
-        begin = time.monotonic()
-        if _active.recorder is not recorder or begin < recorder.explain_from:
+        begin, recorder = time.monotonic(), _active.recorder
+        if recorder is None or begin < recorder.explain_from:
             return
         with contextlib.suppress(Exception):  # the program's own error matters more
             dump_oom(recorder, device, asked)
@@ -330,6 +333,7 @@ def _observe_oom(torch: Any, recorder: Recorder) -> None:
         recorder.explain_from = end + _EXPLAIN_REST * (end - begin)
 
     attach(observe)
+    _active.observes_oom = True
 
 
 def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,14 +37,40 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
 
     monkeypatch.setattr(recording, "dump_oom", explain)
     monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(recording._active, "recorder", recorder)
-    recording._observe_oom(torch, recorder)
+    monkeypatch.setattr(recording, "_active", recording._Active(recorder))
+    recording._observe_oom(torch)
     for _ in range(300):
         observers[0](0, 1 << 20, 0, 0)
         now[0] += 0.1
     assert explained[0] == 100.0
     assert 2 <= len(explained) <= 3
     assert explained[1] >= 121.0
+
+
+def test_recordings_that_are_over_are_let_go_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch keeps what it is to tell when memory runs out for ever: a program may record each of its requests."""
+    observers: list[Any] = []
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=observers.append)
+    )
+    active, told = recording._Active(), []
+    monkeypatch.setattr(recording, "_active", active)
+    monkeypatch.setattr(recording, "dump_oom", lambda recorder, *_: told.append(recorder.path.name))
+    over = []
+    for name in ("a.pya", "b.pya"):
+        active.recorder = recording.Recorder(tmp_path / name)
+        recording._observe_oom(torch)
+        over.append(weakref.ref(active.recorder))
+        for observe in observers:
+            observe(0, 1 << 20, 0, 0)
+    active.recorder = None
+    for observe in observers:
+        observe(0, 1 << 20, 0, 0)
+    gc.collect()
+    assert told == ["a.pya", "b.pya"] and len(observers) == 1
+    assert [each() for each in over] == [None, None]
 
 
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(

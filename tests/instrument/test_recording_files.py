@@ -174,6 +174,24 @@ def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, 
     assert not mine.exists()
 
 
+def test_an_explanation_goes_with_the_recording_that_it_is_of(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Beside one that overwrites it, and never ran out of memory, it would be of that."""
+    out = tmp_path / "out.pya"
+    dry_python(f"""
+        import os, torch, pyalloc
+        for asked in (1 << 45, 1):
+            with pyalloc.record({str(out)!r}, force=True):
+                try:
+                    torch.empty(asked, dtype=torch.uint8, device="cuda")
+                except torch.OutOfMemoryError:
+                    pass
+            assert os.path.exists({str(recorded.beside(out))!r}) == (asked > 1)
+        """)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.pya"]
+
+
 def test_an_explanation_takes_another_name_where_its_own_is_taken(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
