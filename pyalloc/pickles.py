@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import resource
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +26,16 @@ _MOST_PER_BYTE = 100  # memory a byte of a pickle can fairly ask for: an empty d
 _MOST_BESIDE = 2**30
 Progress = Callable[[int, int], object]
 _Checked = tuple[set[int], set[int]]
+_lock = threading.Lock()  # of the limit, which the process has one of: who reads beside would find it lowered
+
+
+def _forget_in_child() -> None:
+    """In a forked child nobody holds it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -74,15 +86,16 @@ def load(path: Path, progress: Progress = lambda done, total: None) -> dict[str,
 @contextlib.contextmanager
 def _bounded(n_bytes: int) -> Iterator[None]:
     """No more address space than the pickle can fairly need: a few bytes can name a place in a table of gigabytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + _MOST_BESIDE + n_bytes * _MOST_PER_BYTE
-    limits = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with _lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + _MOST_BESIDE + n_bytes * _MOST_PER_BYTE
+        limits = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _load(path: Path, file: _Watched | BinaryIO, n_bytes: int) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import resource
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,25 @@ def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path: Path, protocol
 def test_opcodes_that_reach_outside_are_refused(code: bytes) -> None:
     with pytest.raises(errors.TraceError):
         pickles.loads(code)
+
+
+def test_snapshots_that_are_read_at_once_leave_the_process_its_addresses() -> None:
+    """While one is read there are no more than it can need."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    is_in, is_over = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with pickles._bounded(1):
+            is_in.set()
+            is_over.wait()
+
+    beside = threading.Thread(target=read)
+    with pickles._bounded(1):
+        beside.start()
+        is_in.wait(1)
+    is_over.set()
+    beside.join()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 @pytest.mark.parametrize(
