@@ -63,11 +63,14 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
     n_lines: of the program, that hold most, are told too; None instead of them where no stacks are kept.
     """
     torch: Any = sys.modules.get("torch")
-    result: dict[str, Any] = {"pid": os.getpid(), "argv": sys.argv, "devices": {}}
+    # The program may have put anything there, and a Python within another program has none.
+    words = [str(word) for word in getattr(sys, "argv", ())]
+    result: dict[str, Any] = {"pid": os.getpid(), "argv": words, "devices": {}}
     attached = sys.modules.get("pyalloc.attached")
     if attached is not None:
         result["recording"] = attached.state()
-    if torch is None or not torch.cuda.is_initialized():
+    ask = getattr(getattr(torch, "cuda", None), "is_initialized", None)  # it may be under import
+    if ask is None or not ask():
         return result
     for index in devices.in_use(torch):
         stats = dict(torch.cuda.memory_stats(index))
@@ -174,7 +177,7 @@ def _answer_all(listener: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    with connection, contextlib.suppress(OSError, RuntimeError, ValueError):
+    with connection, contextlib.suppress(Exception):  # the program is not to see it
         connection.settimeout(_TIMEOUT_S)
         wanted = connection.recv(_LONGEST_REQUEST)
         if wanted.startswith(b"{"):

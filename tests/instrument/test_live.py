@@ -13,6 +13,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -300,6 +301,29 @@ def test_a_process_without_open_files_answers_once_it_has_some(
     assert not coming
     with here:
         assert json.loads(here.recv(1 << 16))["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("within", [[], ["cuda"]])
+def test_a_process_answers_whatever_it_is_at(
+    monkeypatch: pytest.MonkeyPatch, within: list[str]
+) -> None:
+    """At the import of torch, with words of its own in place of its arguments."""
+    torch = ModuleType("torch")
+    for name in within:
+        setattr(torch, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(sys, "argv", [Path("train.py"), 3])
+    here, there = socket.socketpair()
+    here.sendall(b"5")
+    live._answer(there)
+    with here:
+        assert json.loads(live.received(here))["argv"] == ["train.py", "3"]
+    monkeypatch.setattr(live, "figures", None)
+    here, there = socket.socketpair()
+    here.sendall(b"5")
+    live._answer(there)  # nothing is raised: it would be shown among what the program says
+    with here:
+        assert live.received(here) == b""
 
 
 def test_a_sweep_of_nothing_is_empty() -> None:
