@@ -119,13 +119,29 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
         UsageError: they say how to record, and nothing is to be; or as prepare().
     """
     if args.record is None:
-        if args.stacks != "python" or args.no_source or args.no_marks:
+        if says_how(args):
             raise UsageError(
                 "--stacks, --no-source and --no-marks say how to record: add --record out.pya"
             )
         return {}
-    stacks = "none" if args.no_source else args.stacks
+    stacks = stacks_of(args)
     return prepare(args.record, stacks=stacks, automatic=not args.no_marks, force=args.force)
+
+
+def says_how(args: argparse.Namespace) -> bool:
+    """Does one of the arguments say how to record?"""
+    return bool(args.stacks != "python" or args.no_source or args.no_marks)
+
+
+def stacks_of(args: argparse.Namespace) -> str:
+    """Which stacks these arguments ask for.
+
+    Raises:
+        UsageError: they ask for C++'s, and for none.
+    """
+    if args.no_source and args.stacks == "all":
+        raise UsageError("--stacks all records what --no-source leaves out: one of the two")
+    return "none" if args.no_source else str(args.stacks)
 
 
 def record_when_cuda_starts() -> None:
@@ -158,10 +174,10 @@ def _start_from_environment() -> None:
         stacks, automatic = os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1"
         recording.check_stacks(stacks)
         try:
-            recorder = _started(path, stacks, automatic)
+            _start(path, stacks, automatic)
         except UsageError:  # another process, begun at the same time, was the first
-            recorder = _started(_path_of_process(path), stacks, automatic)
-        leaving.before(recorder.stop_at_exit)
+            _start(_path_of_process(path), stacks, automatic)
+        leaving.before(recording.stop_at_exit)
     except Exception as error:
         print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
 

@@ -28,4 +28,4 @@ def about(torch: Any, *, with_command: bool) -> Iterator[str]:
             yield f"{name.lower()}={os.environ[name]}"
     yield f"pid={os.getpid()}"
     if with_command:
-        yield f"command={shlex.join(getattr(sys, 'orig_argv', sys.argv))}"
+        yield f"command={shlex.join(sys.orig_argv)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyalloc import _core
@@ -16,6 +16,12 @@ Progress = Callable[[int, int], object]
 def policies() -> list[str]:
     """Names of the policies."""
     return [name for name, _ in _core.replay_policies()]
+
+
+def check_settings(names: Sequence[str], what: str) -> None:
+    """Raises UsageError where none of these policies follows what is given."""
+    if "pyalloc" not in names:
+        raise UsageError(f"{what} followed by pyalloc alone: add --policy pyalloc")
 
 
 def limit_of(name: str, text: str) -> int:

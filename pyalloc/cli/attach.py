@@ -55,7 +55,7 @@ class Command:
         if args.stop:
             return _stop(args)
         path = args.output or Path(f"out.{args.pid}.pya")
-        stacks = "none" if args.no_source else args.stacks
+        stacks = autorecord.stacks_of(args)
         _check_output(args, path)
         with _Line(args.quiet) as line:
             told = attach.begin(
@@ -131,8 +131,10 @@ def _begun(pid: int, path: Path, told: dict[str, Any]) -> str:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    if args.output is not None or args.duration is not None:
-        raise UsageError("--stop ends what was begun: without -o and --duration")
+    if args.output is not None or args.duration is not None or autorecord.says_how(args):
+        raise UsageError(
+            "--stop ends what was begun: without -o and --duration, and without --stacks, --no-source and --no-marks"
+        )
     with _Line(args.quiet) as line:
         told = attach.end(args.pid, wait_s=args.wait, tell=line.waiting)
     if told["waits"]:

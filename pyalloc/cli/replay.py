@@ -9,7 +9,7 @@ from typing import Any
 from pyalloc import console, planning, replaying, trace
 from pyalloc.caveats import notes_of, of_replays, unseen
 from pyalloc.config import ENVIRONMENT, Config
-from pyalloc.errors import TraceError, UsageError
+from pyalloc.errors import TraceError
 from pyalloc.report import text
 from pyalloc.units import size
 
@@ -68,9 +68,10 @@ class Command:
         names = args.policy or replaying.policies()
         limit = replaying.limit_of("--limit", args.limit) if args.limit else 0
         plan = None
+        if args.conf:
+            replaying.check_settings(names, "--conf is")
         if args.plan is not None:
-            if "pyalloc" not in names:
-                raise UsageError("a plan is followed by pyalloc alone: add --policy pyalloc")
+            replaying.check_settings(names, "a plan is")
             Config(args.conf, str(args.plan))  # refuses settings that leave no room for one
             plan = planning.read(args.plan).packed()
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)

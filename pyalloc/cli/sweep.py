@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
+from pyalloc.errors import UsageError
 from pyalloc.report.text import column, hung, wrapped
 from pyalloc.units import size
 
@@ -60,9 +61,14 @@ class Command:
         typed = dict(
             zip(limits, args.limit or [], strict=False)
         )  # two may be the same when rounded
-        todo = sweeping.points(
-            args.file, args.policy or replaying.policies(), limits, args.conf or [""]
-        )
+        policies = args.policy or replaying.policies()
+        if args.conf:
+            replaying.check_settings(policies, "--conf is")
+        if args.dask and args.workers:
+            raise UsageError(
+                "--workers are of this machine, and --dask has its own: one of the two"
+            )
+        todo = sweeping.points(args.file, policies, limits, args.conf or [""])
         for path in args.file:
             path.stat()  # a name that is not there is told before the others are replayed
         progress = console.Progress("sweeping", "replays", 1, quiet=args.quiet)

@@ -147,6 +147,25 @@ def test_how_to_record_is_not_said_where_nothing_is(
     assert "add --record out.pya" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "--record=out.pya", "--stacks=all", "--no-source", "python"], "one of the two"),
+        (["attach", "1", "--stacks=all", "--no-source"], "one of the two"),
+        (["attach", "1", "--stop", "--no-marks"], "--stop ends what was begun"),
+        (["replay", "out.pya", "--policy=native", "--conf=vmm:False"], "add --policy pyalloc"),
+        (["sweep", "out.pya", "--policy=native", "--conf=vmm:False"], "add --policy pyalloc"),
+        (["sweep", "out.pya", "--dask=tcp://a:1", "--workers=2"], "one of the two"),
+    ],
+)
+def test_what_would_be_left_undone_is_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execvpe", None)
+    assert cli.main(words) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_run_gives_a_module_its_own_options(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python(
         "from pyalloc.cli import main; main(['run', '--conf', 'memory:tight', '-m', 'json.tool', '--help'])"
