@@ -147,7 +147,7 @@ def _is_idle() -> bool:
 def _follow(attached: _Attached, recorder: recording.Recorder) -> None:
     recorder.follow()
     attached.recorder = recorder
-    leaving.before(recorder.stop_at_exit)
+    leaving.before(recording.stop_at_exit)
 
 
 def _start_with_cuda(attached: _Attached, recorder: recording.Recorder) -> None:

@@ -192,8 +192,6 @@ def _path_of_process(path: Path) -> Path:
     return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
 
 
-def _started(path: Path, stacks: str, automatic: bool) -> recording.Recorder:
+def _start(path: Path, stacks: str, automatic: bool) -> None:
     is_extra = path.stem.endswith(f".{os.getpid()}")
-    recorder = recording.Recorder(path, stacks, automatic, is_extra=is_extra)
-    recorder.start()
-    return recorder
+    recording.Recorder(path, stacks, automatic, is_extra=is_extra).start()

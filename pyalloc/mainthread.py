@@ -61,11 +61,12 @@ def run(
     once = threading.Lock()
     done = threading.Event()
     raised: list[BaseException] = []
+    todo = [call]  # what Python may still call stays for ever: with nothing of the caller's
 
     def call_once(_: object) -> int:
         if once.acquire(blocking=False):
             try:
-                call()
+                todo.pop()()
             except BaseException as error:
                 raised.append(error)
             done.set()
@@ -79,20 +80,21 @@ def run(
     while not done.wait(_LOOK_S) and time.monotonic() < end and n_idle < _OFTEN:
         n_idle = n_idle + 1 if is_idle() else 0
     if once.acquire(blocking=False):
+        todo.clear()
         return False
     done.wait()
-    _raise_where_it_belongs(raised)
+    while raised:
+        _raise_where_it_belongs(raised.pop())
     return True
 
 
-def _raise_where_it_belongs(raised: list[BaseException]) -> None:
+def _raise_where_it_belongs(error: BaseException) -> None:
     """A handler of the program's signals may have raised in the middle of the call: that is for the main thread."""
-    for error in raised:
-        if isinstance(error, Exception):
-            raise error
-        main = ctypes.c_ulong(threading.main_thread().ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(_class_of(error)))
-        raise InterruptedError("the program was interrupted at that moment; try again")
+    if isinstance(error, Exception):
+        raise error
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(_class_of(error)))
+    raise InterruptedError("the program was interrupted at that moment; try again")
 
 
 def _class_of(error: BaseException) -> type[BaseException]:

@@ -308,6 +308,13 @@ class Recorder:
             _active.recorder = None
 
 
+def stop_at_exit() -> None:
+    """Ends the recording that runs, if one does."""
+    recorder = _active.recorder
+    if recorder is not None:
+        recorder.stop_at_exit()
+
+
 def _forget_in_child() -> None:
     """A forked process has neither the thread nor the file."""
     if _active.recorder is not None:

@@ -18,10 +18,11 @@ def has_begun() -> bool:
 
 
 def before(call: Callable[[], object]) -> None:
-    """Calls it before os._exit() of this process and of those forked from it; what it raises is dropped."""
+    """Calls it, once, before os._exit() of this process and of those forked from it; what it raises is dropped."""
     if not _calls:
         _wrap()
-    _calls.append(call)
+    if call not in _calls:
+        _calls.append(call)
 
 
 def _wrap() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import gc
 import json
 import os
 import re
@@ -16,15 +18,17 @@ import tempfile
 import threading
 import time
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dry_support import PATIENCE_S
 
-from pyalloc import attached, cli, debugger, live, mainthread, processes
-from pyalloc._bootstrap import injected
+from pyalloc import attached, cli, debugger, live, mainthread, processes, recording
+from pyalloc._bootstrap import injected, leaving
 from pyalloc.errors import UsageError
 
 PYTHON = (sys.executable, "-c", "input(), print(flush=True), input()")
@@ -427,6 +431,40 @@ def test_calls_come_to_the_main_thread() -> None:
     assert mainthread.run(lambda: seen.append(1), 0) and seen[1:] == [1]
     (error,) = beside(lambda: mainthread.run(lambda: 1 / 0, PATIENCE_S))
     assert isinstance(error, ZeroDivisionError)
+
+
+class Kept:
+    """What a call holds."""
+
+    def fail(self) -> None:
+        raise ValueError
+
+    def succeed(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("how", ["succeed", "fail", "given up", "leaving"])
+def test_what_was_called_is_let_go_of(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may be attached to again and again, and each recording holds all names in its file."""
+    kept = Kept()
+    known = weakref.ref(kept)
+    if how == "leaving":
+        calls: list[object] = []
+        monkeypatch.setattr(leaving, "_calls", calls)
+        monkeypatch.setattr(leaving, "_wrap", lambda: None)
+        for _ in range(2):
+            recorder: Any = SimpleNamespace(follow=kept.succeed)
+            attached._follow(attached._Attached(Path("out.pya")), recorder)
+        del recorder
+        assert calls == [recording.stop_at_exit]
+    elif how == "given up":
+        monkeypatch.setattr(mainthread.ctypes.pythonapi, "Py_AddPendingCall", lambda *_: 0)
+        assert beside(functools.partial(mainthread.run, kept.succeed, 0)) == [False]
+    else:
+        beside(functools.partial(mainthread.run, getattr(kept, how), PATIENCE_S))
+    del kept
+    gc.collect()
+    assert known() is None
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
