@@ -47,8 +47,9 @@ def _of_function(held: list[tuple[source.Place, Block]], analysis: Analysis) -> 
     made = {block for place, block in held if block.bytes in alike and place.line in lines}
     gradients = {b for b in analysis.peak.blocks if b.bytes == most and b.phase == "backward"}
     blocks = made | gradients if made else made
-    saved = falls_by(blocks, analysis, TRAINING)
-    if saved > _SHARE * analysis.peak.allocated_bytes:
+    least = _SHARE * analysis.peak.allocated_bytes
+    saved = falls_by(blocks, analysis, TRAINING, least)
+    if saved > least:
         yield Advice(
             "attention",
             f"{len(blocks)} tensors of {where} hold {size(sum(b.bytes for b in blocks))} at the peak: scores and "

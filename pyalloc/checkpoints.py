@@ -211,8 +211,9 @@ def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
 
 def _worth(saved: int, blocks: list[Block], analysis: Analysis) -> int:
     """As much, or less where the peak of another phase stays; 0: too little."""
-    saved = min(saved, falls_by(blocks, analysis, TRAINING))
-    return saved if saved > analysis.peak.allocated_bytes * _SHARE else 0
+    least = analysis.peak.allocated_bytes * _SHARE
+    saved = min(saved, falls_by(blocks, analysis, TRAINING, least))
+    return saved if saved > least else 0
 
 
 def _saved_again(members: list[list[Block]], analysis: Analysis) -> int:

@@ -42,8 +42,9 @@ def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) ->
             of_pass[at].append(block)
     of_pass.pop(max(of_pass, default=-1), None)  # it may be at work with it
     kept = [block for made in of_pass.values() for block in made]
-    saved = falls_by(kept, analysis, ("inference",)) if len(of_pass) >= _PASSES else 0
-    if saved > _SHARE * analysis.peak.allocated_bytes:
+    least = _SHARE * analysis.peak.allocated_bytes
+    saved = falls_by(kept, analysis, ("inference",), least) if len(of_pass) >= _PASSES else 0
+    if saved > least:
         yield Advice(
             "collected",
             f"{len(kept)} tensors of {_name(blocks, analysis)} hold {size(sum(b.bytes for b in kept))} at the peak: "
@@ -55,7 +56,10 @@ def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) ->
 
 def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
     """torch.cat() at work: a part, what is there already, and a new tensor for both."""
-    if len(blocks) != 2 or any(b.phase in FORWARDS for b in blocks):  # of a model's own: a cache
+    least = _SHARE * analysis.peak.allocated_bytes
+    if len(blocks) != 2 or sum(block.bytes for block in blocks) <= least:
+        return
+    if any(block.phase in FORWARDS for block in blocks):  # of a model's own: a cache
         return
     before, whole = sorted(blocks, key=lambda block: block.alloc_event)
     added = whole.bytes - before.bytes
@@ -65,7 +69,7 @@ def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
         for block in analysis.peak.blocks
     )
     saved = falls_by(blocks, analysis, ("inference",)) if is_part and added > 0 else 0
-    if saved > _SHARE * analysis.peak.allocated_bytes:
+    if saved > least:
         yield Advice(
             "collected",
             f"{_name(blocks, analysis)} joins a tensor of {size(before.bytes)} and {size(added)} more into a new one "

@@ -14,12 +14,18 @@ TRAINING = ("forward", "loss", "backward")  # in which activations are, or are m
 _PHASES = (*TRAINING, "inference", "optimizer")
 
 
-def falls_by(dropped: Iterable[Block], analysis: Analysis, alike: Collection[str]) -> int:
+def falls_by(
+    dropped: Iterable[Block], analysis: Analysis, alike: Collection[str], least: float = 0
+) -> int:
     """Of blocks that are alive at the peak and need not be.
 
+    least: 0 at once where they are not more bytes than that: there may be very many phases to look at.
     alike: names of phases that go without such blocks; where none of these is alive, others are, which go as well.
     """
     blocks = list(dropped)
+    total = sum(block.bytes for block in blocks)
+    if total <= least:
+        return 0
     peak = analysis.totals["peak_event"]
     bytes_at = alive_at(blocks, peak)
     elsewhere = 0
@@ -33,7 +39,7 @@ def falls_by(dropped: Iterable[Block], analysis: Analysis, alike: Collection[str
             alive = bytes_at(phase.end if phase.end <= peak else phase.begin)
             elsewhere = max(elsewhere, phase.peak_bytes - alive if alive else 0)
     left: int = analysis.totals["peak_bytes"] - elsewhere
-    return max(min(sum(block.bytes for block in blocks), left), 0)
+    return max(min(total, left), 0)
 
 
 def alive_at(blocks: Collection[Block], peak: int) -> Callable[[int], int]:

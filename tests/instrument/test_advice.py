@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, Plan, kinds
-from pyalloc import advice
+from pyalloc import advice, collected, trace
 from pyalloc.analysis import Phase
 from pyalloc.falling import falls_by
 from pyalloc.moments import Block
@@ -43,6 +44,31 @@ def test_what_lives_all_through_a_phase_is_as_if_each_block_were_asked() -> None
             if each.alloc_event <= one.begin
             and (each.free_event is None or each.free_event >= one.end)
         ), (kept, one)
+
+
+class Watched(tuple[Block, ...]):
+    """Blocks that count how often somebody goes through them."""
+
+    n_times = 0
+
+    def __iter__(self) -> Iterator[Block]:
+        Watched.n_times += 1
+        return super().__iter__()
+
+
+def test_what_is_too_little_is_not_looked_for_in_all_phases_and_blocks(plan: Plan) -> None:
+    """Of a long run there may be 65,536 of the ones, and thousands of lines with some of the others."""
+    analysis: Any = SimpleNamespace(totals={"peak_event": 5}, phases=None)
+    for dropped, least in (((), 0), ((block(MIB, 1, 9),), MIB)):
+        assert falls_by(dropped, analysis, ("forward",), least) == 0
+    for i in range(80):
+        stack = plan.stack(i // 2, f"f{i // 2}")
+        plan.event("alloc", addr=(i + 1) << 30, bytes=512 * (1 + i % 2), stack=stack)
+    found = trace.analyse(plan.done())
+    vars(found.peak)["blocks"] = Watched(found.peak.blocks)
+    Watched.n_times = 0
+    assert list(collected.advice(found)) == []
+    assert Watched.n_times <= 4
 
 
 @pytest.mark.parametrize(
