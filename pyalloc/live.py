@@ -118,11 +118,9 @@ def serve() -> Path | None:
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
-        mask = os.umask(0o077)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(mask)
+        # Linux gives the file what the socket has; umask is of all threads, whose files would be private meanwhile.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(path))
         listener.listen(4)
     except (AttributeError, OSError):
         return None

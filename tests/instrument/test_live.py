@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -279,6 +280,21 @@ def test_the_end_of_a_forked_process_takes_no_socket_away(tmp_path: Path) -> Non
     )
     (path,) = set(done.stdout.split())
     assert not Path(path).exists()  # with the process itself it goes
+
+
+def test_the_service_is_private_and_other_threads_files_are_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may write a checkpoint in the moment in which it begins to be attached to."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    set_mask = os.umask
+    before = set_mask(0)
+    monkeypatch.setattr(os, "umask", None)
+    try:
+        path = live.serve()
+    finally:
+        set_mask(before)
+    assert path is not None and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_process_without_open_files_answers_once_it_has_some(
