@@ -26,7 +26,8 @@ _MOST_PER_BYTE = 100  # memory a byte of a pickle can fairly ask for: an empty d
 _MOST_BESIDE = 2**30
 Progress = Callable[[int, int], object]
 _Checked = tuple[set[int], set[int]]
-_lock = threading.Lock()  # of the limit, which the process has one of: who reads beside would find it lowered
+# Of the limit, which the process has one of: who reads beside would find it lowered.
+_lock = threading.Lock()
 
 
 def _forget_in_child() -> None:
