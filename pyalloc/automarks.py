@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 import threading
 import warnings
 import weakref
@@ -24,8 +25,34 @@ _Told = tuple[str, Any]  # category, weak reference to the storage
 _Kind = tuple[type[Any], frozenset[int]]  # an optimizer's class and the parameters it is for
 _HOLDERS = (ValuesView, list, tuple)
 _DEPTH = 3  # of dicts and lists in an optimizer's state, and of tensors made of others
+# What is under way: of whom, its phase, how deep its caller lies (-1: within another).
+_Open = tuple[int, str, int]
+# Torch's own functions between whoever calls a module or a step and its hooks.
+_CALLING = {
+    __name__,
+    "torch.nn.modules.module",
+    "torch.optim.optimizer",
+    "torch.optim.lr_scheduler",
+}
 # What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized ones.
 _NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
+
+
+def _harmless(look: Callable[..., None]) -> Callable[..., None]:
+    """At modules and optimizers, which may be of any kind: the program does not suffer from what they raise."""
+
+    @functools.wraps(look)
+    def call(marks: AutoMarks, *args: Any) -> None:
+        if marks.is_blind:
+            return
+        try:
+            look(marks, *args)
+        except Exception as error:
+            marks.is_blind = True
+            why = "what blocks hold is not recorded any more, a module or optimizer raised"
+            print(f"pyalloc: {why} {error!r}", file=sys.stderr)
+
+    return call
 
 
 class AutoMarks:
@@ -50,6 +77,7 @@ class AutoMarks:
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.explicit_steps = False
+        self.is_blind = False  # the program's modules or optimizers could not be looked at
         self.retains_graph = False  # did a backward so far?
         self.creates_graph = False
         self.next_step = 0
@@ -70,7 +98,7 @@ class AutoMarks:
             optimizers.register_optimizer_step_post_hook(self.after_optimizer),
         ]
         # They run once more for torch.compile()'s module around the program's, which torch warns of at each call.
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global")
+        self._ignore(r"Using `torch\.compile\(module\)` when there are global")
         self._wrap_backward(torch)
         self._wrap_empty_cache(torch)
         for library, note in CUBLAS_NOTES.items():
@@ -79,6 +107,18 @@ class AutoMarks:
             self._wrap_record_stream(torch)
         marks.listeners.append(self)
         self._auto_step()
+
+    def _ignore(self, warning: str) -> None:
+        """Until the end of the recording."""
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", warning)
+        ours = warnings.filters[0]
+
+        def undo() -> None:
+            if ours not in before and ours in warnings.filters:
+                warnings.filters.remove(ours)  # type: ignore[attr-defined]
+
+        self.undo.append(undo)
 
     def remove(self) -> None:
         """Takes all hooks away."""
@@ -110,35 +150,54 @@ class AutoMarks:
         compiler = getattr(self.torch, "compiler", None)
         return bool(compiler is not None and compiler.is_compiling())
 
-    def _stack(self) -> list[tuple[int, str]]:
-        if not hasattr(self.local, "open"):
-            self.local.open = []
-        stack: list[tuple[int, str]] = self.local.open
-        return stack
+    def _open(self, kind: str) -> list[_Open]:
+        """The modules, or the steps, that are under way in this thread, the outermost first."""
+        found: list[_Open] = self.local.__dict__.setdefault(kind, [])
+        return found
+
+    def _begin(self, stack: list[_Open], key: int, name: str, depth: int) -> None:
+        stack.append((key, name, depth))
+        self.recorder.on_phase(name, True)
+
+    def _end(self, stack: list[_Open], first: int) -> None:
+        """All from there on."""
+        while len(stack) > first:
+            self.recorder.on_phase(stack.pop()[1], False)
+
+    def _end_those_left(self, depth: int) -> None:
+        """What an exception left that no hook heard of: a step's (memory ran out), Ctrl-C.
+
+        Whoever is called by what is under way is called from deeper.
+        """
+        for stack in self._open("modules"), self._open("steps"):
+            left = (i for i, (_, _, begun) in enumerate(stack) if begun >= depth)
+            self._end(stack, next(left, len(stack)))
 
     def before_module(self, module: Any, inputs: Any) -> None:
         """Global forward pre-hook."""
         if self._is_compiling():
             return
-        stack = self._stack()
+        stack, depth, name = self._open("modules"), -1, self._name(module)
+        # How deep takes a while to find out.
+        if not stack or not name or stack[0][0] == id(module):
+            depth = _depth()
+            self._end_those_left(depth)
         if not stack:
             self._learn(module)
             name = self._outermost(module)
         else:
-            name = MODULE + (self._name(module) or type(module).__name__)
-        stack.append((id(module), name))
-        self.recorder.on_phase(name, True)
+            name = MODULE + (name or type(module).__name__)
+        self._begin(stack, id(module), name, depth)
 
     def after_module(self, module: Any, inputs: Any, output: Any) -> None:
         """Global forward hook; also after an exception, where this torch can."""
-        if self._is_compiling():
-            return
-        stack = self._stack()
-        while stack:
-            key, name = stack.pop()
-            self.recorder.on_phase(name, False)
-            if key == id(module):
-                break
+        if not self._is_compiling():
+            self._end_of("modules", module)
+
+    def _end_of(self, kind: str, whom: Any) -> None:
+        stack = self._open(kind)
+        found = (i for i in range(len(stack) - 1, -1, -1) if stack[i][0] == id(whom))
+        self._end(stack, next(found, len(stack)))
 
     def _outermost(self, module: Any) -> str:
         if not self.torch.is_grad_enabled():
@@ -150,6 +209,7 @@ class AutoMarks:
         reference, name = self.names.get(id(module), (None, ""))
         return name if reference is not None and reference() is module else ""
 
+    @_harmless
     def _learn(self, root: Any) -> None:
         if self.roots.get(id(root)) is root:
             return
@@ -257,8 +317,10 @@ class AutoMarks:
         if name not in self.classes:  # no stack tells Adam from AdamW
             self.classes.append(name)
             self.recorder.add("user", f"optimizers={', '.join(self.classes)}")
+        depth = _depth()
+        self._end_those_left(depth)
         self.categorise()
-        self.recorder.on_phase("optimizer", True)
+        self._begin(self._open("steps"), id(optimizer), "optimizer", depth)
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Global step post-hook: the step of the first optimizer that is alive ends a step.
@@ -267,11 +329,11 @@ class AutoMarks:
         """
         if id(optimizer) not in self.optimizers:
             return  # the recording began in the middle of its step
-        self.recorder.on_phase("optimizer", False)
+        self._end_of("steps", optimizer)
         self.categorise()
-        first = next(iter(self.optimizers.values()))
+        first = _alive(self.optimizers)[0]
         if id(optimizer) in self.stepped and _is_alike(first, optimizer):
-            others = [each for each in self.optimizers.values() if each is not optimizer]
+            others = [each for each in _alive(self.optimizers) if each is not optimizer]
             self.optimizers.clear()
             self.optimizers.update((id(each), each) for each in (optimizer, *others))
             first = optimizer
@@ -284,12 +346,13 @@ class AutoMarks:
         else:
             self.stepped[id(optimizer)] = optimizer
 
+    @_harmless
     def _tell_doubled(self) -> None:
         """State that optimizers of a class hold of the same parameters, all of them: its bytes but for one's."""
         seen: set[_At] = set()  # a wrapper may have that of what it wraps
         total = 0
         held: dict[_Kind, dict[int, list[int]]] = {}
-        for optimizer in list(self.optimizers.values()):
+        for optimizer in _alive(self.optimizers):
             kind = type(optimizer), frozenset(_parameters(optimizer))
             for parameter, state in list(optimizer.state.items()):
                 mine: dict[_At, int] = {}
@@ -308,19 +371,20 @@ class AutoMarks:
                 "user", f"doubled_state={doubled} bytes of {total}, {n_holders} optimizers"
             )
 
+    @_harmless
     def _tell_unused(self) -> None:
         """Gradients of parameters that no optimizer steps: of a teacher, or of what is trained no more.
 
         Those that nothing was added to since the last step are only left from before: zero_grad() is for these.
         """
-        stepped = {p for each in list(self.optimizers.values()) for p in _parameters(each)}
+        stepped = {p for each in _alive(self.optimizers) for p in _parameters(each)}
         found: dict[_At, int] = {}
         models: list[str] = []
         before, self.unstepped = self.unstepped, {}
-        for root in list(self.roots.values()):
+        for root in _alive(self.roots):
             n_before = len(found)
-            for parameter in root.parameters():
-                gradient = parameter.grad
+            for parameter in self._parameters_of(root):
+                gradient = _gradient(parameter)
                 if gradient is not None and id(parameter) not in stepped:
                     now = self.unstepped[id(parameter)] = id(gradient), _n_changes(gradient)
                     if before.get(id(parameter), now) != now:
@@ -338,17 +402,18 @@ class AutoMarks:
 
     # ---- categories ----
 
+    @_harmless
     def categorise(self) -> None:
         """Tells which live blocks hold parameters, buffers, gradients and optimizer state."""
         found: dict[_At, _Told] = {}
-        for optimizer in list(self.optimizers.values()):
+        for optimizer in _alive(self.optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._note_parameter(found, parameter)
             for state in list(optimizer.state.values()):
                 for value in _within(state):
                     self._note(found, value, "optimizer state")
-        for root in list(self.roots.values()):
+        for root in _alive(self.roots):
             self._note_root(found, root)
         for at, told in found.items():
             if told[0] == "gradients" or not _is_same(self.known.get(at), told):
@@ -360,15 +425,21 @@ class AutoMarks:
         self.recorder.add("category", category, addr=address, device=device)
 
     def _note_root(self, found: dict[_At, _Told], root: Any) -> None:
-        for parameter in root.parameters():
+        for parameter in self._parameters_of(root):
             self._note_parameter(found, parameter)
         for buffer in root.buffers():
             self._note(found, buffer, "buffers")
 
     def _note_parameter(self, found: dict[_At, _Told], parameter: Any) -> None:
         self._note(found, parameter, "parameters")
-        if parameter.grad is not None:
-            self._note(found, parameter.grad, "gradients")
+        gradient = _gradient(parameter)
+        if gradient is not None:
+            self._note(found, gradient, "gradients")
+
+    def _parameters_of(self, root: Any) -> Iterator[Any]:
+        """As torch knows them: parameters() of the program's own may give anything, groups for an optimizer, say."""
+        found: Iterator[Any] = self.torch.nn.Module.parameters(root)
+        return found
 
     def _note(self, found: dict[_At, _Told], value: Any, category: str) -> None:
         for at, storage in self._memories(value):
@@ -384,6 +455,29 @@ class AutoMarks:
         elif depth < _DEPTH:
             for part in _parts(value):
                 yield from self._memories(part, depth + 1)
+
+
+def _alive(known: weakref.WeakValueDictionary[int, Any]) -> list[Any]:
+    """Its values, while other threads may add some."""
+    each = [reference() for reference in known.valuerefs()]
+    return [value for value in each if value is not None]
+
+
+def _depth() -> int:
+    """How deep whoever calls the module or step lies whose hook asks."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in _CALLING:
+        frame = frame.f_back
+    n = 0
+    while frame is not None:
+        n += 1
+        frame = frame.f_back
+    return n
+
+
+def _gradient(parameter: Any) -> Any:
+    """None of what is computed, as functional_call() puts it in a parameter's place: torch warns who asks for that."""
+    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
 def _n_changes(tensor: Any) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ from dry_support import python_for
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, pyalloc
-from pyalloc import trace
+from pyalloc import automarks, trace
 
 pytestmark = pytest.mark.torch
 
@@ -196,3 +200,100 @@ print("said", [str(each.message) for each in said])
     script.write_text(source)
     out = pyalloc("dryrun", "--record", tmp_path / "out.pya", python_for(source), script)
     assert "said []\n" in out
+
+
+def test_what_an_exception_ends_is_no_phase_for_ever(record: Record) -> None:
+    """No hook hears of a step() that raises, as where memory runs out in it, nor of Ctrl-C in a module."""
+    path = record("""
+    import torch
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.is_interrupted = torch.nn.Linear(64, 64), False
+        def forward(self, x):
+            x = self.inner(x)
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            return x
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.ones(4, 64, device="cuda")
+    def step(closure=None):
+        model(batch).sum().backward()
+        optimizer.step(closure)
+    def fail():
+        raise RuntimeError("out of memory")
+    for closure, model.is_interrupted in ((None, 0), (fail, 0), (fail, 0), (None, 1), (None, 0)):
+        try:
+            step(closure)
+        except (RuntimeError, KeyboardInterrupt):
+            pass
+    optimizer.step(lambda: model(batch).sum())
+    model.is_interrupted = True
+    try:
+        model(batch)
+    except KeyboardInterrupt:
+        torch.nn.Linear(64, 8).cuda()(batch)
+    """)  # fmt: skip
+    found = [(phase.name, phase.depth) for phase in trace.analyse(path).phases]
+    whole = [("forward", 0), ("backward", 0), ("optimizer", 0)]
+    closure = [("optimizer", 0), ("forward", 1)]
+    assert found == [*whole, *whole, *whole, whole[0], *whole, *closure, whole[0], whole[0]]
+
+
+def test_modules_and_optimizers_of_any_kind_are_nobodys_error(record: Record) -> None:
+    path = record("""
+    import warnings, torch
+    class Groups(torch.nn.Linear):
+        def parameters(self):
+            return [{"params": [self.weight], "lr": 0.1}, {"params": [self.bias], "lr": 0.2}]
+    model = Groups(1024, 1024, device="cuda")
+    model(torch.ones(4, 1024, device="cuda")).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.step()
+    other = torch.nn.Linear(8, 8, device="cuda")
+    weights = {name: 2 * parameter for name, parameter in other.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.func.functional_call(other, weights, torch.ones(4, 8, device="cuda"))
+    optimizer.state = None
+    optimizer.step()
+    """)  # fmt: skip
+    found = trace.analyse(path)
+    end = found.moments[max(found.moments)].blocks
+    assert sorted(b.category for b in end if b.bytes == 4 * MIB) == ["gradients", "parameters"]
+
+
+def test_warnings_are_the_programs_own_again() -> None:
+    marks, before = automarks.AutoMarks(None), list(warnings.filters)
+    for _ in range(2):
+        marks._ignore("of hooks")
+    assert warnings.filters[1:] == before
+    marks.remove()
+    assert warnings.filters == before
+    warnings.filterwarnings("ignore", "of hooks")
+    before = list(warnings.filters)
+    marks._ignore("of hooks")
+    marks.remove()
+    assert warnings.filters == before
+
+
+class Model:
+    """Of any kind."""
+
+
+def test_models_are_looked_at_while_other_threads_use_new_ones() -> None:
+    """Each that a thread calls first is learned: a list of those that are known has to be made in one go."""
+    known: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
+    kept = [Model() for _ in range(20_000)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        learning = threading.Thread(target=known.update, args=(dict(enumerate(kept)),))
+        learning.start()
+        while learning.is_alive():
+            assert len(automarks._alive(known)) <= len(kept)
+        learning.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert automarks._alive(known) == kept
