@@ -132,7 +132,7 @@ def _tree(file: str) -> ast.Module:
     """Empty where it cannot be read."""
     try:
         return ast.parse("".join(_lines(file)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last of what is too deep
         return ast.Module([], [])
 
 

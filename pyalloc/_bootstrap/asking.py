@@ -75,7 +75,7 @@ def _is_not(test: ast.expr) -> TypeGuard[ast.UnaryOp]:
 def _tree(file: str) -> ast.AST:
     try:
         return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last of what is too deep
         return ast.Module([], [])
 
 

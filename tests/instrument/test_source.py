@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from pyalloc import source
+from pyalloc._bootstrap import asking
 
 PROGRAM = """\
 class Model:
@@ -54,6 +56,15 @@ def test_what_is_nested_deeply_has_its_function_all_the_same(tmp_path: Path, tex
     path.write_text(text)
     assert source.qualified(str(path), 2, "train") == "train"
     assert source.qualified(str(path), 2, "<listcomp>") == "train"
+
+
+@pytest.mark.parametrize("formula", ["not " * 7000 + "x", " + ".join(["x"] * 20_000), "x +"])
+def test_code_that_cannot_be_gone_through_is_no_error(tmp_path: Path, formula: str) -> None:
+    """Python's parser has limits of its own; of a program in a dry run it would be told to that."""
+    path = tmp_path / "program.py"
+    path.write_text(f"def train():\n    return {formula}\n")
+    assert source.qualified(str(path), 2, "<listcomp>") == "<listcomp>"
+    assert not list(ast.iter_child_nodes(asking._tree(str(path))))
 
 
 def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() -> None:
