@@ -9,6 +9,8 @@
 #include "pool.h"
 #include "vmm.h"
 
+#include <string.h>
+
 enum { GRANULARITY_MINIMUM = 0, GRANULARITY_RECOMMENDED = 1 };
 
 int
@@ -261,6 +263,29 @@ enum {
     POINTER_MAPPED = 13,
 };
 
+/* What is written of one; 0: it is not known. */
+static size_t
+pointer_attribute_bytes(int attribute) {
+    switch (attribute) {
+    case POINTER_IPC_CAPABLE:
+    case POINTER_MAPPED:
+        return 1;
+    case POINTER_MEMORY_TYPE:
+    case POINTER_IS_MANAGED:
+    case POINTER_DEVICE_ORDINAL:
+        return 4;
+    case POINTER_CONTEXT:
+    case POINTER_DEVICE_POINTER:
+    case POINTER_HOST_POINTER:
+    case POINTER_BUFFER_ID:
+    case POINTER_RANGE_START:
+    case POINTER_RANGE_SIZE:
+        return 8;
+    default:
+        return 0;
+    }
+}
+
 static int
 pointer_attribute(void *out, int attribute, uintptr_t address) {
     struct cuda_pointer_attributes what;
@@ -320,8 +345,10 @@ int
 cuPointerGetAttributes(unsigned n, const int *attributes, void **out, uintptr_t address) {
     HC_DRIVER();
     for (unsigned i = 0; i < n; i++) {
-        /* This form does not fail for unknown pointers: it leaves zeros. */
-        (void)pointer_attribute(out[i], attributes[i], address);
+        /* This form does not fail for unknown pointers: it gives zeros. */
+        if (pointer_attribute(out[i], attributes[i], address) != CU_OK) {
+            memset(out[i], 0, pointer_attribute_bytes(attributes[i]));
+        }
     }
     return CU_OK;
 }

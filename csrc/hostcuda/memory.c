@@ -248,7 +248,7 @@ pya_hc_pinned_free(void *ptr) {
 
 int
 pya_hc_host_register(void *ptr, size_t size) {
-    if (ptr == NULL || size == 0) {
+    if (ptr == NULL || size == 0 || size > UINTPTR_MAX - (uintptr_t)ptr) {
         return CU_INVALID_VALUE;
     }
     int error = pya_hc_capture_unsafe();
@@ -260,8 +260,7 @@ pya_hc_host_register(void *ptr, size_t size) {
     struct pya_hc_device *dev = pya_hc_current_device();
     region.device = dev == NULL ? 0 : dev->ordinal;
     pya_hc_lock();
-    if (pya_hc_region_at_locked(region.start) != NULL ||
-        pya_hc_region_at_locked(region.start + size - 1) != NULL) {
+    if (pya_hc_region_meets_locked(region.start, size)) {
         error = CU_HOST_ALREADY_REGISTERED;
     } else {
         error = pya_hc_region_insert_locked(&region, NULL);

@@ -162,6 +162,12 @@ pya_hc_region_at_locked(uintptr_t address) {
     return address - region->start < region->mapped ? region : NULL;
 }
 
+bool
+pya_hc_region_meets_locked(uintptr_t start, size_t size) {
+    size_t at = region_after(start + size - 1);
+    return at > 0 && regions[at - 1]->start + regions[at - 1]->mapped > start;
+}
+
 struct pya_hc_region *
 pya_hc_region_of_locked(int device, unsigned kinds) {
     for (size_t i = n_regions; i-- > 0;) {

@@ -48,6 +48,8 @@ int pya_hc_region_insert_locked(const struct pya_hc_region *region, struct pya_h
 void pya_hc_region_remove_locked(struct pya_hc_region *region);
 /* The region that holds the address, or NULL. */
 struct pya_hc_region *pya_hc_region_at_locked(uintptr_t address);
+/* Whether any of it is in a region. */
+bool pya_hc_region_meets_locked(uintptr_t start, size_t size);
 /* Any region of the device that is of one of the kinds (bits, by number); NULL: there is none. */
 struct pya_hc_region *pya_hc_region_of_locked(int device, unsigned kinds);
 uint64_t pya_hc_region_count_locked(enum pya_hc_region_kind kind);

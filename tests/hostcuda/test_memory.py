@@ -19,7 +19,7 @@ from pyalloc import elf, hostcuda
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
 INVALID, OUT_OF_MEMORY, INVALID_SYMBOL, INVALID_DEVICE = 1, 2, 13, 101
-INVALID_HANDLE, NOT_READY = 400, 600
+INVALID_HANDLE, NOT_READY, REGISTERED = 400, 600, 712
 
 
 def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
@@ -295,6 +295,41 @@ def test_pointers_are_described(cuda: Cuda) -> None:
     assert cuda("cudaFree", pinned) == INVALID
     cuda.ok("cudaFreeHost", pinned)
     assert cuda("cudaFreeHost", pinned) == INVALID
+    cuda.ok("cudaFree", plain)
+
+
+def test_what_is_registered_already_is_not_registered_again(cuda: Cuda) -> None:
+    """Also where it lies within, and neither end of the range is known."""
+    memory = ctypes.create_string_buffer(3 * 4096)
+    start = ctypes.addressof(memory)
+    cuda.ok("cudaHostRegister", start + 4096, 4096, 0)
+    for first, size in ((0, 3), (0, 2), (1, 1), (1, 2)):
+        assert cuda("cudaHostRegister", start + first * 4096, size * 4096, 0) == REGISTERED
+    for first in (0, 2):
+        cuda.ok("cudaHostRegister", start + first * 4096, 4096, 0)
+    for first in range(3):
+        cuda.ok("cudaHostUnregister", start + first * 4096)
+    cuda("cudaGetLastError")
+
+
+def test_a_pointer_that_is_none_has_no_attributes(cuda: Cuda) -> None:
+    """Asked for several at once CUDA gives none of them, and no error; asked for one, an error."""
+    memory_type, device_pointer, ordinal, range_start, capable = 2, 3, 9, 11, 10
+    attributes = (memory_type, device_pointer, ordinal, range_start, capable)
+    plain = cuda.malloc(PAGE)
+    n = len(attributes)
+    found = (ctypes.c_uint64 * n)()
+    places = (ctypes.c_void_p * n)(*(ctypes.addressof(found) + 8 * i for i in range(n)))
+
+    def ask(address: int) -> list[int]:
+        found[:] = [2**64 - 1] * n
+        cuda.ok("cuPointerGetAttributes", n, (ctypes.c_int * n)(*attributes), places, address)
+        return list(found)
+
+    upper, most = 0xFFFFFFFF << 32, (2**64 - 1) & ~0xFF
+    assert ask(plain + 512) == [upper | 2, plain + 512, upper, plain, most | 1]
+    assert ask(ctypes.addressof(found)) == [upper, 0, upper, 0, most]
+    assert cuda("cuPointerGetAttribute", found, memory_type, ctypes.addressof(found)) == INVALID
     cuda.ok("cudaFree", plain)
 
 
