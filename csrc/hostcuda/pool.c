@@ -97,7 +97,7 @@ pya_hc_pool_set_current(int device, struct pya_hc_pool *pool) {
     int error = pool_of_device(device, 0, &ignored);
     if (error == CU_OK) {
         pya_hc_lock();
-        bool known = pya_hc_objects_has(&pools, pool);
+        bool known = pya_hc_objects_has(&pools, pool) && pool->device == device;
         if (known) {
             pya_hc_device(device)->pools[1] = pool;
         }
@@ -186,7 +186,8 @@ pool_trim_locked(struct pya_hc_pool *pool, uint64_t keep) {
     pool_look_locked(pool);
     for (struct pool_chunk **at = &pool->chunks; *at != NULL && pool->reserved > keep;) {
         struct pool_chunk *chunk = *at;
-        if (block_is_settled(chunk->blocks) && chunk->blocks->next == NULL) {
+        bool is_idle = block_is_settled(chunk->blocks) && chunk->blocks->next == NULL;
+        if (is_idle && pool->reserved - chunk->region->mapped >= keep) {
             *at = chunk->next;
             pool->reserved -= chunk->region->mapped;
             pya_hc_memory_free_locked(chunk->region);

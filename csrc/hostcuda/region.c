@@ -188,9 +188,9 @@ pya_hc_region_is_device(const struct pya_hc_region *region) {
     return region->kind < REGION_PINNED;
 }
 
-/* Every page of the part of a reservation must be mapped and open to one of the devices. */
-static int
-region_pages_access(
+/* Is every page of the part of a reservation mapped and open to one of the devices? */
+static bool
+region_are_pages_open(
     const struct pya_hc_region *region, uintptr_t start, size_t size, bool write,
     unsigned devices) {
     size_t first = (start - region->start) / PYA_HC_PAGE;
@@ -198,10 +198,30 @@ region_pages_access(
     for (size_t i = first; i <= last; i++) {
         const struct pya_hc_page *page = &region->pages[i];
         if (page->handle == NULL || ((write ? page->writers : page->readers) & devices) == 0) {
-            return CU_INVALID_VALUE;
+            return false;
         }
     }
-    return CU_OK;
+    return true;
+}
+
+/* Is all of it device memory, of one region or of several behind one another, and open to one of the devices? */
+static bool
+region_is_open(uintptr_t start, size_t size, bool write, unsigned devices) {
+    while (size > 0) {
+        const struct pya_hc_region *region = pya_hc_region_at_locked(start);
+        if (region == NULL || !pya_hc_region_is_device(region)) {
+            return false;
+        }
+        size_t rest = region->start + region->mapped - start;
+        size_t part = size < rest ? size : rest;
+        if (region->kind == REGION_RESERVED &&
+            !region_are_pages_open(region, start, part, write, devices)) {
+            return false;
+        }
+        start += part;
+        size -= part;
+    }
+    return true;
 }
 
 int
@@ -209,8 +229,7 @@ pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device) {
     *device = -1;
     struct pya_hc_region *region = pya_hc_region_at_locked(start);
     if (region == NULL) {
-        /* Host memory, unless it runs into a region or lies in the window, where nothing of the
-         * program's can be. */
+        /* Host memory, unless it lies in the window, where nothing of the program's can be. */
         bool in_window =
             window_start != 0 && start >= window_start && start - window_start < window.limit;
         return in_window ? CU_INVALID_VALUE : CU_OK;
@@ -219,28 +238,12 @@ pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device) {
         return CU_OK;
     }
     *device = region->device;
-    while (size > 0) {
-        region = pya_hc_region_at_locked(start);
-        if (region == NULL || !pya_hc_region_is_device(region)) {
-            return CU_INVALID_VALUE;
-        }
-        size_t rest = region->start + region->mapped - start;
-        size_t part = size < rest ? size : rest;
-        if (region->kind == REGION_RESERVED &&
-            region_pages_access(region, start, part, write, UINT16_MAX) != CU_OK) {
-            return CU_INVALID_VALUE;
-        }
-        start += part;
-        size -= part;
-    }
-    return CU_OK;
+    return region_is_open(start, size, write, UINT16_MAX) ? CU_OK : CU_INVALID_VALUE;
 }
 
 bool
 pya_hc_is_open_to_locked(uintptr_t start, size_t size, bool write, int device) {
-    const struct pya_hc_region *region = pya_hc_region_at_locked(start);
-    return region == NULL || region->kind != REGION_RESERVED ||
-           region_pages_access(region, start, size, write, 1u << device) == CU_OK;
+    return region_is_open(start, size, write, 1u << device);
 }
 
 bool

@@ -17,6 +17,7 @@ pya_hc_device_reset(int device) {
         pya_hc_pool_reset_locked(device);
         pya_hc_memory_reset_locked(device);
         pya_hc_stream_reset_locked(device);
+        dev->peers = 0;
         dev->active = false;
     }
     pya_hc_unlock();

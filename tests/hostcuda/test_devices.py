@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -182,3 +186,79 @@ def test_a_handle_is_imported_with_all_its_pages(cuda: Cuda) -> None:
             cuda.ok("cuMemAddressFree", at, n_pages * PAGE)
             cuda.ok("cuMemRelease", handle)
         assert cuda.used() == before
+
+
+def on_two_devices(libraries: Path, program: str) -> list[str]:
+    """What a program prints that has `cuda`, of two devices, and `Prop` and `Access`."""
+    begin = "import ctypes, sys\nfrom hostcuda.conftest import PAGE, Access, Cuda, Prop\n"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{begin}from pathlib import Path\ncuda = Cuda(Path(sys.argv[1]))\n{dedent(program)}",
+            str(libraries),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **os.environ,
+            "PYALLOC_HOSTCUDA_DEVICES": "2",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        },
+    )
+    return done.stdout.split()
+
+
+def test_a_reset_ends_peer_access(libraries: Path) -> None:
+    found = on_two_devices(
+        libraries,
+        """
+        cuda.ok("cudaSetDevice", 0)
+        cuda.ok("cudaDeviceEnablePeerAccess", 1, 0)
+        print(cuda("cudaDeviceEnablePeerAccess", 1, 0))
+        cuda.ok("cudaDeviceReset")
+        print(cuda("cudaDeviceDisablePeerAccess", 1), cuda("cudaDeviceEnablePeerAccess", 1, 0))
+        """,
+    )
+    assert found == ["704", "705", "0"]
+
+
+def test_a_devices_pool_is_its_own(libraries: Path) -> None:
+    found = on_two_devices(
+        libraries,
+        """
+        cuda.ok("cudaSetDevice", 0)
+        props = ctypes.create_string_buffer(88)  # cudaMemPoolProps: pinned, of device 1
+        props[0], props[8], props[12] = 1, 1, 1
+        pool = cuda.out("cudaMemPoolCreate", props)
+        print(cuda("cudaDeviceSetMemPool", 0, pool), cuda("cudaDeviceSetMemPool", 1, pool))
+        """,
+    )
+    assert found == [str(INVALID), "0"]
+
+
+def test_copies_between_devices_pass_from_one_range_of_addresses_to_the_next(
+    libraries: Path,
+) -> None:
+    """Each page of both is to be open to the device that copies."""
+    found = on_two_devices(
+        libraries,
+        """
+        cuda.ok("cudaSetDevice", 0)
+        first = cuda.reserve(PAGE)
+        second = cuda.out("cuMemAddressReserve", PAGE, 0, first + PAGE, 0)
+        assert second == first + PAGE
+        for start in (first, second):
+            cuda.ok("cuMemMap", start, PAGE, 0, cuda.handle(device=1), 0)
+            assert cuda.access(start, PAGE, device=1) == 0
+        plain = cuda.malloc(2 * PAGE)
+        assert cuda.put(first + PAGE - 4, b"together") == 0
+        for n_open in range(3):
+            print(cuda("cudaMemcpy", plain, first + PAGE - 4, 8, 3))
+            if n_open < 2:
+                assert cuda.access([first, second][n_open], PAGE, device=0) == 0
+        print(cuda.get(plain, 8).decode())
+        """,
+    )
+    assert found == [str(INVALID), str(INVALID), "0", "together"]

@@ -64,6 +64,19 @@ def pool(cuda: Cuda) -> Iterator[int]:
     cuda.ok("cudaMemPoolDestroy", made)
 
 
+def test_trimming_leaves_as_much_as_is_to_be_kept(
+    cuda: Cuda, pool: int, streams: tuple[int, int]
+) -> None:
+    switch(cuda, pool, THRESHOLD, 2**64 - 1)
+    for pointer in [alloc(cuda, pool, streams[0]) for _ in range(3)]:
+        cuda.ok("cudaFreeAsync", pointer, streams[0])
+    kept = []
+    for keep in (4 * CHUNK, 2 * CHUNK + 1, 2 * CHUNK, CHUNK - 1, 1, 0):
+        cuda.ok("cudaMemPoolTrimTo", pool, keep)
+        kept.append(reserved(cuda, pool) // CHUNK)
+    assert kept == [3, 3, 2, 1, 1, 0]
+
+
 @pytest.fixture
 def streams(cuda: Cuda) -> Iterator[tuple[int, int]]:
     made = tuple(cuda.out("cudaStreamCreateWithFlags", 1) for _ in range(2))
