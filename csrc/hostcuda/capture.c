@@ -165,8 +165,11 @@ capture_join(struct pya_hc_capture *capture, struct pya_hc_stream *stream) {
     stream->capture = capture;
     return true;
 }
+
 int
-pya_hc_capture_begin(const void *stream_handle, int mode, struct pya_hc_graph *into) {
+pya_hc_capture_begin(
+    const void *stream_handle, int mode, struct pya_hc_graph *into, struct pya_hc_node *const *deps,
+    size_t n_deps) {
     if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED) {
         return CU_INVALID_VALUE;
     }
@@ -174,8 +177,8 @@ pya_hc_capture_begin(const void *stream_handle, int mode, struct pya_hc_graph *i
     pya_hc_lock();
     struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
     struct pya_hc_capture *capture = NULL;
-    if (stream == NULL || (into != NULL && !pya_hc_graph_is_live_locked(into))) {
-        error = CU_INVALID_HANDLE;
+    if (stream == NULL || (into != NULL && !pya_hc_graph_has_locked(into, deps, n_deps))) {
+        error = stream == NULL ? CU_INVALID_HANDLE : CU_INVALID_VALUE;
         goto done;
     }
     if (stream->is_legacy || stream->capture != NULL) {
@@ -192,7 +195,8 @@ pya_hc_capture_begin(const void *stream_handle, int mode, struct pya_hc_graph *i
         goto done;
     }
     capture->is_own_graph = into == NULL;
-    if (!capture_join(capture, stream)) {
+    if (!pya_hc_deps_copy(&stream->deps, &stream->n_deps, deps, n_deps) ||
+        !capture_join(capture, stream)) {
         goto done;
     }
     capture->id = ++last_capture_id;
@@ -360,7 +364,9 @@ pya_hc_capture_set_deps(
     if (stream == NULL) {
         error = CU_INVALID_HANDLE;
     } else if (stream->capture == NULL) {
-        error = CU_NOT_PERMITTED;
+        error = CU_ILLEGAL_STATE;
+    } else if (flags > 1 || !pya_hc_graph_has_locked(stream->capture->graph, deps, n_deps)) {
+        error = CU_INVALID_VALUE;
     } else {
         bool ok = flags == 1 ? pya_hc_deps_copy(&stream->deps, &stream->n_deps, deps, n_deps)
                              : pya_hc_deps_merge(&stream->deps, &stream->n_deps, deps, n_deps);

@@ -22,7 +22,7 @@ struct pya_hc_action {
 /* Calls that may synchronise or that no graph can hold: CU_OK unless a capture that binds this thread
  * is under way; then CU_CAPTURE_UNSUPPORTED, and the capture is invalid from now on.  Takes the lock. */
 int pya_hc_capture_unsafe(void);
-/* CU_CAPTURE_IMPLICIT for the legacy stream while a blocking stream of its device is captured, whose capture is invalid
+/* CU_CAPTURE_IMPLICIT for work on the legacy stream while a blocking stream of its device is captured, whose capture is invalid
  * from now on. */
 int pya_hc_capture_implicit_locked(const struct pya_hc_stream *stream);
 /* Both for a call on a given stream, which must not itself be capturing. */
@@ -37,7 +37,10 @@ void pya_hc_capture_spoil_locked(uint64_t id);
 int pya_hc_submit_locked(
     struct pya_hc_stream *stream, const struct pya_hc_action *action, bool *captured);
 
-int pya_hc_capture_begin(const void *stream_handle, int mode, struct pya_hc_graph *into);
+/* into: a graph of the program's, whose nodes `deps` the first one depends on; NULL: a new one. */
+int pya_hc_capture_begin(
+    const void *stream_handle, int mode, struct pya_hc_graph *into, struct pya_hc_node *const *deps,
+    size_t n_deps);
 int pya_hc_capture_end(const void *stream_handle, struct pya_hc_graph **out);
 int pya_hc_capture_exchange_mode(int *mode);
 

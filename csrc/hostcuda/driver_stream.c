@@ -82,7 +82,7 @@ cuStreamIsCapturing(void *stream, int *status) {
 int
 cuStreamBeginCapture_v2(void *stream, int mode) {
     HC_STREAM(stream);
-    return pya_hc_capture_begin(stream, mode, NULL);
+    return pya_hc_capture_begin(stream, mode, NULL, NULL, 0);
 }
 
 int

@@ -100,10 +100,6 @@ pya_hc_graph_new_locked(void) {
     }
     return graph;
 }
-bool
-pya_hc_graph_is_live_locked(const struct pya_hc_graph *graph) {
-    return pya_hc_objects_has(&graphs, graph);
-}
 
 int
 pya_hc_graph_create(struct pya_hc_graph **out) {
@@ -195,9 +191,10 @@ has_own_nodes_locked(const struct pya_hc_graph *graph) {
     return pya_hc_objects_has(&graphs, graph) && graph->source == NULL;
 }
 
-static bool
-are_nodes_of_locked(const struct pya_hc_graph *graph, struct pya_hc_node *const *found, size_t n) {
-    bool are_of = found != NULL || n == 0;
+bool
+pya_hc_graph_has_locked(
+    const struct pya_hc_graph *graph, struct pya_hc_node *const *found, size_t n) {
+    bool are_of = has_own_nodes_locked(graph) && (found != NULL || n == 0);
     for (size_t i = 0; i < n && are_of; i++) {
         are_of = pya_hc_objects_has(&nodes, found[i]) && found[i]->graph == graph;
     }
@@ -210,7 +207,7 @@ pya_hc_graph_add(
     size_t n_deps, struct pya_hc_node **out) {
     int error = CU_INVALID_VALUE;
     pya_hc_lock();
-    if (has_own_nodes_locked(graph) && are_nodes_of_locked(graph, deps, n_deps) && out != NULL) {
+    if (pya_hc_graph_has_locked(graph, deps, n_deps) && out != NULL) {
         error = pya_hc_graph_add_locked(graph, action, deps, n_deps, out);
     }
     pya_hc_unlock();
@@ -365,6 +362,10 @@ pya_hc_graph_launch(struct pya_hc_graph *exec, const void *stream_handle) {
     }
     if (stream->capture != NULL) {
         error = graph_capture_locked(exec, stream);
+        goto unlock;
+    }
+    error = pya_hc_capture_implicit_locked(stream);
+    if (error != CU_OK) {
         goto unlock;
     }
     n_actions = actions_count(exec->source, exec->capacity);

@@ -33,7 +33,9 @@ bool pya_hc_deps_merge(
 
 /* NULL when host memory is out. */
 struct pya_hc_graph *pya_hc_graph_new_locked(void);
-bool pya_hc_graph_is_live_locked(const struct pya_hc_graph *graph);
+/* Is it one that nodes can be added to, and has all of these? */
+bool pya_hc_graph_has_locked(
+    const struct pya_hc_graph *graph, struct pya_hc_node *const *found, size_t n);
 void pya_hc_graph_drop_locked(struct pya_hc_graph *graph);
 int pya_hc_graph_add_locked(
     struct pya_hc_graph *graph, const struct pya_hc_action *action, struct pya_hc_node *const *deps,

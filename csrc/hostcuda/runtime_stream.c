@@ -187,7 +187,7 @@ cudaEventElapsedTime(float *ms, void *start, void *end) {
 int
 cudaStreamBeginCapture(void *stream, int mode) {
     HC_RUNTIME();
-    RT(pya_hc_capture_begin(stream, mode, NULL));
+    RT(pya_hc_capture_begin(stream, mode, NULL, NULL, 0));
 }
 
 int
@@ -196,11 +196,8 @@ cudaStreamBeginCaptureToGraph(
     size_t n_deps, int mode) {
     HC_RUNTIME();
     (void)edges;
-    int error = pya_hc_capture_begin(stream, mode, graph);
-    if (error == CU_OK && n_deps > 0) {
-        error = pya_hc_capture_set_deps(stream, deps, n_deps, 1);
-    }
-    RT(error);
+    RT(graph == NULL ? CU_INVALID_VALUE
+                     : pya_hc_capture_begin(stream, mode, graph, deps, n_deps));
 }
 
 int

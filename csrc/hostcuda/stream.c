@@ -361,7 +361,7 @@ pya_hc_stream_wait(const void *stream_handle, const void *event_handle) {
         error = CU_INVALID_HANDLE;
     } else if (event->capture_id != 0 || stream->capture != NULL) {
         error = pya_hc_capture_wait_locked(stream, event);
-    } else if (event->is_recorded) {
+    } else if (event->is_recorded && (error = pya_hc_capture_implicit_locked(stream)) == CU_OK) {
         pya_hc_stream_work_locked(stream, false);
         stream->waited[stream->next_waited++ % PYA_HC_MOST_WAITED] =
             (struct pya_hc_waited){event->mark.stream_id, event->mark.ticket};

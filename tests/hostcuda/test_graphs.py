@@ -8,9 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from .conftest import PAGE, Cuda
-from .streams import GLOBAL, INVALID_HANDLE, NOT_READY, capture_status, launch, stream_new
+from .streams import (
+    GLOBAL,
+    INVALID_HANDLE,
+    NOT_READY,
+    RELAXED,
+    capture_status,
+    launch,
+    stream_new,
+)
 
-INVALID = 1
+INVALID, ILLEGAL_STATE = 1, 401
 
 
 def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
@@ -170,6 +178,36 @@ def test_a_capture_tells_what_the_next_node_depends_on(cuda: Cuda) -> None:
         cuda.ok("cudaEventDestroy", event)
     for stream in (main, side):
         cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_what_the_next_node_depends_on_is_of_the_captured_graph(cuda: Cuda) -> None:
+    stream = stream_new(cuda)
+    graph, other = cuda.out("cudaGraphCreate", 0), cuda.out("cudaGraphCreate", 0)
+    own, foreign = ctypes.c_uint64(), ctypes.c_uint64()
+    cuda.ok("cudaGraphAddEmptyNode", ctypes.byref(own), graph, 0, 0)
+    cuda.ok("cudaGraphAddEmptyNode", ctypes.byref(foreign), other, 0, 0)
+
+    def update(node: int, flags: int = 1) -> int:
+        nodes = (ctypes.c_uint64 * 1)(node)
+        return cuda("cudaStreamUpdateCaptureDependencies", stream, nodes, 0, 1, flags)
+
+    def begin(node: int) -> int:
+        nodes = (ctypes.c_uint64 * 1)(node)
+        return cuda("cudaStreamBeginCaptureToGraph", stream, graph, nodes, 0, 1, RELAXED)
+
+    assert update(own.value) == ILLEGAL_STATE
+    assert begin(foreign.value) == INVALID
+    assert capture_status(cuda, stream) == 0
+    assert begin(own.value) == 0
+    for flags in (0, 1):
+        assert update(foreign.value, flags) == update(own.value + 8, flags) == INVALID
+        assert update(own.value, flags) == 0
+    assert update(own.value, 2) == INVALID
+    assert cuda("cudaStreamUpdateCaptureDependencies", stream, 0, 0, 1, 1) == INVALID
+    assert cuda_end(cuda, stream) == graph
+    for each in (graph, other):
+        cuda.ok("cudaGraphDestroy", each)
+    cuda.ok("cudaStreamDestroy", stream)
 
 
 def test_nodes_are_added_to_graphs_behind_their_own(cuda: Cuda) -> None:

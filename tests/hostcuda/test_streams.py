@@ -261,11 +261,17 @@ def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
     cuda.ok("cuEventDestroy_v2", event)
 
 
-@pytest.mark.parametrize("name", ["cudaEventRecord", "cudaStreamSynchronize", "launch"])
+@pytest.mark.parametrize(
+    "name",
+    ["cudaEventRecord", "cudaStreamSynchronize", "launch", "cudaStreamWaitEvent", "cudaGraphLaunch"],
+)
 def test_work_on_the_legacy_stream_ends_captures_of_blocking_streams(cuda: Cuda, name: str) -> None:
     """Asking whether it captures is answered with the same error, and ends nothing."""
     blocking = cuda.out("cudaStreamCreateWithFlags", 0)
     event = cuda.out("cudaEventCreateWithFlags", 2)
+    cuda.ok("cudaEventRecord", event, 0)
+    graph = cuda.out("cudaGraphCreate", 0)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
     status = ctypes.c_int()
     cuda.ok("cudaStreamBeginCapture", blocking, RELAXED)
     swapped = ctypes.c_int(RELAXED)
@@ -275,9 +281,17 @@ def test_work_on_the_legacy_stream_ends_captures_of_blocking_streams(cuda: Cuda,
     if name == "launch":
         assert launch(cuda, 0) == IMPLICIT
     else:
-        assert cuda(name, *([event, 0] if name == "cudaEventRecord" else [0])) == IMPLICIT
+        arguments = {
+            "cudaEventRecord": (event, 0),
+            "cudaStreamSynchronize": (0,),
+            "cudaStreamWaitEvent": (0, event, 0),
+            "cudaGraphLaunch": (runnable, 0),
+        }
+        assert cuda(name, *arguments[name]) == IMPLICIT
     cuda.ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(swapped))
     end_invalid(cuda, blocking)
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    cuda.ok("cudaGraphDestroy", graph)
     cuda.ok("cudaStreamDestroy", blocking)
     cuda.ok("cudaEventDestroy", event)
 
