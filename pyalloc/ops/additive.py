@@ -19,7 +19,7 @@ from pyalloc.ops._composed import is_checkpointed, is_transformed
 from pyalloc.ops._library import dense_rows
 from pyalloc.ops._plans import keep, key_of_call
 from pyalloc.ops._sizes import is_empty, same
-from pyalloc.ops._vmap import is_eager, is_plain
+from pyalloc.ops._vmap import asks_gradient, is_eager, is_plain
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -140,7 +140,8 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
     Without it each step's backward makes its own, for autograd to add up: the same up to the order of the sums.
 
     Args:
-        keys: as they are given to additive_attention() inside; what is given other keys is served as outside.
+        keys: as they are given to additive_attention() inside; what is given other keys, or these once they were changed
+            in place or asked for gradients that they did not ask for before, is served as outside.
         values: likewise.
 
     Raises:
@@ -172,6 +173,7 @@ class _Memory:
         self.keys, self.values = keys, values
         self.is_served = keys.device.type == "cpu" or _cuda.serves(keys, "additive")
         self.rows = dense_rows(keys.detach()), dense_rows(values.detach())
+        self.versions, self.asks = self.versions_now(), self.asks_now()
         # of each running backward: one that failed halfway must not add to the next
         self.buffers: _Buffers = {}
         # The gate has the buffers only: with all of this it would be a cycle, and keys and values be let go of
@@ -179,18 +181,27 @@ class _Memory:
         self.token: Tensor = _Gate.apply(keys, values, self.buffers)
 
     def serves(self, args: tuple[Any, ...], compute: torch.dtype) -> bool:
-        """Whether a step is over these keys and values, in their dtype, and seen by nobody but autograd.
+        """Whether a step is over these keys and values, as they were, in their dtype, and seen by nobody but autograd.
 
         A query of another dtype may ask for more.  Not in a checkpoint: its step is made again when this context is
         long over, and has to be the same then.
         """
         is_ours = args[1] is self.keys and args[2] is self.values and args[1].dtype == compute
         is_alone = is_plain(args) and not is_transformed() and not is_checkpointed()
-        return is_ours and self.is_served and is_alone and not is_empty(*args[:3])
+        is_whole = not is_empty(*args[:3])
+        return is_ours and self.is_served and is_alone and is_whole and self.is_unchanged()
 
-    def versions(self) -> tuple[int, ...]:
-        """Changes when either is changed in place, as autograd's own check of what it saved sees it."""
+    def is_unchanged(self) -> bool:
+        """Whether the rows are still those of keys and values, and the gate has a way to all that ask for gradients."""
+        has_gate = self.token.requires_grad or not asks_gradient((self.keys, self.values))
+        return has_gate and self.versions_now() == self.versions and self.asks_now() == self.asks
+
+    def versions_now(self) -> tuple[int, ...]:
+        """Others once either was changed in place, as autograd's own check of what it saved sees it."""
         return tuple(0 if x.is_inference() else x._version for x in (self.keys, self.values))
+
+    def asks_now(self) -> tuple[bool, ...]:
+        return self.keys.requires_grad, self.values.requires_grad
 
     def attend(self, query: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         context, probs = _Step.apply(query, v, self.token, mask, self)
@@ -227,7 +238,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         context, probs = _additive.forward_kernel(query, *memory.rows, v, mask)
         ctx.save_for_backward(query, v, probs)
-        ctx.memory, ctx.versions = memory, memory.versions()
+        ctx.memory = memory
         return context, probs
 
     @staticmethod
@@ -235,7 +246,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_probs: Tensor | None) -> tuple[Any, ...]:
         query, v, probs = ctx.saved_tensors
         memory: _Memory = ctx.memory
-        if memory.versions() != ctx.versions:
+        if memory.versions_now() != memory.versions:
             raise RuntimeError(
                 "additive_attention: keys or values of sequence_gradients were modified by an inplace "
                 "operation after a step had used them; change copies instead"

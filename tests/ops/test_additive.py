@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -395,3 +396,37 @@ def test_keys_changed_in_place_are_noticed():
         mine += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["as they lie", "of a copy"])
+def test_keys_changed_before_a_step_are_those_of_the_step(is_copied):
+    """Also where rows with gaps were copied, and where the change has a gradient."""
+    tensors = [x.requires_grad_() for x in problem(2, 1, 4, 5, 6)]
+
+    def run(inside):
+        query, keys, values, v = tensors
+        keys = (keys * 1).mT.contiguous().mT if is_copied else keys * 1
+        with sequence_gradients(keys, values) if inside else contextlib.nullcontext():
+            keys.mul_(3)
+            total = additive_attention(query, keys, values, v).square().sum()
+        return total, torch.autograd.grad(total, tensors)
+
+    torch.testing.assert_close(run(True), run(False))
+
+
+@pytest.mark.parametrize("asks", ["grad mode", "keys", "values"])
+def test_gradients_that_are_asked_for_within_the_context(asks):
+    query, keys, values, v = problem(2, 1, 4, 5, 6)
+    learned = [query, v] if asks in ("keys", "values") else [query, keys, values, v]
+    for x in learned:
+        x.requires_grad_()
+    late = {"keys": [keys], "values": [values]}.get(asks, [])
+    with torch.set_grad_enabled(asks != "grad mode"), sequence_gradients(keys, values):
+        for x in late:
+            x.requires_grad_()
+        with torch.enable_grad():
+            out = additive_attention(query, keys, values, v)
+    leaves = learned + late
+    found = torch.autograd.grad(out.sum(), leaves, allow_unused=True)
+    right = torch.autograd.grad(additive_attention(query, keys, values, v).sum(), leaves)
+    torch.testing.assert_close(found, right)
