@@ -156,7 +156,7 @@ def scaled_attention(
             out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
             if out.requires_grad:
                 _second.offer(out, q, k, v)
-            return (out, _FEW_INFO) if return_info else out
+            return (out, _FEW_INFO.copy()) if return_info else out
         except (AttributeError, RuntimeError):
             pass
     given = q, k, v, bias, mask

@@ -41,6 +41,8 @@ def test_path_is_reported():
     q, k, v = problem(1, 2, 2, 20, 20, 16, 16)
     learned = q.clone().requires_grad_()
     assert path(q, k, v) == path(learned, k, v) == path(q[:, :, :1], k, v) == "sdpa"
+    scaled_attention(q, k, v, return_info=True)[1].clear()  # it is the caller's
+    assert path(q, k, v) == "sdpa"
     assert path(q, k, v, path="kernel") == path(q, k, v, dropout=0.1) == "kernel"
     assert path(q, k, v, torch.zeros(20)) == path(q, k, v, mask=torch.ones(20) > 0) == "kernel"
     assert path(q.double(), k.double(), v.double()) == "kernel"
