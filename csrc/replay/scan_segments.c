@@ -85,6 +85,7 @@ scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
     if (before != NULL && before->is_mapped && before->device == e->device &&
         before->addr + before->bytes == e->addr && (!joins_next || before->pool == segment.pool)) {
         before->bytes += segment.bytes;
+        before->is_used = before->is_used || segment.is_used;
         if (joins_next) {
             segment_drop(s, at);
         }

@@ -209,6 +209,27 @@ test_pages_go_from_pool_to_pool(void) {
     pya_scan_destroy(scan);
 }
 
+/* Pages that join a used mapping behind them and an unused one before: what was asked for behind is not forgotten. */
+static void
+test_pages_between_mappings(void) {
+    struct pya_scan *scan = scanned(
+        EVENTS(
+            {.kind = PYA_TRACE_SEGMENT_MAP, .addr = 100 * MIB, .bytes = 2 * MIB},
+            {.kind = PYA_TRACE_SEGMENT_MAP, .addr = 104 * MIB, .bytes = 2 * MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 104 * MIB, .bytes = 2 * MIB},
+            {.kind = PYA_TRACE_SEGMENT_MAP, .addr = 102 * MIB, .bytes = 2 * MIB},
+            {.kind = PYA_TRACE_POOL_BEGIN, .addr = 7, .arg = 1},
+            {.kind = PYA_TRACE_ALLOC, .addr = 100 * MIB, .bytes = 2 * MIB}),
+        -1);
+    size_t n = 0;
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    if (CHECK_EQ(n, 1) && CHECK_EQ(moment->n_segments, 2)) {
+        CHECK(moment->segments[0].bytes == 2 * MIB && moment->segments[0].pool == 1);
+        CHECK(moment->segments[1].bytes == 4 * MIB && moment->segments[1].pool == 0);
+    }
+    pya_scan_destroy(scan);
+}
+
 /* The end of a free is missing where something else lies there since; another's is still to come. */
 static void
 test_ends_of_frees_that_are_missing(void) {
@@ -343,6 +364,7 @@ static const struct check_case cases[] = {
     {"what was there before was for no request", test_what_was_there_before_was_for_no_request},
     {"segments have a request", test_segments_have_a_request},
     {"pages go from pool to pool", test_pages_go_from_pool_to_pool},
+    {"pages between mappings", test_pages_between_mappings},
     {"ends of frees that are missing", test_ends_of_frees_that_are_missing},
     {"the peak has a request", test_the_peak_has_a_request},
     {"the smallest are left out", test_the_smallest_are_left_out},
