@@ -196,8 +196,7 @@ cudaStreamBeginCaptureToGraph(
     size_t n_deps, int mode) {
     HC_RUNTIME();
     (void)edges;
-    RT(graph == NULL ? CU_INVALID_VALUE
-                     : pya_hc_capture_begin(stream, mode, graph, deps, n_deps));
+    RT(graph == NULL ? CU_INVALID_VALUE : pya_hc_capture_begin(stream, mode, graph, deps, n_deps));
 }
 
 int

@@ -140,8 +140,8 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
     Without it each step's backward makes its own, for autograd to add up: the same up to the order of the sums.
 
     Args:
-        keys: as they are given to additive_attention() inside; what is given other keys, or these once they were changed
-            in place or asked for gradients that they did not ask for before, is served as outside.
+        keys: as they are given to additive_attention() inside; what is given other keys, or these once they were
+            changed in place or asked for gradients that they did not ask for before, is served as outside.
         values: likewise.
 
     Raises:

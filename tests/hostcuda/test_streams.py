@@ -263,7 +263,13 @@ def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["cudaEventRecord", "cudaStreamSynchronize", "launch", "cudaStreamWaitEvent", "cudaGraphLaunch"],
+    [
+        "cudaEventRecord",
+        "cudaStreamSynchronize",
+        "launch",
+        "cudaStreamWaitEvent",
+        "cudaGraphLaunch",
+    ],
 )
 def test_work_on_the_legacy_stream_ends_captures_of_blocking_streams(cuda: Cuda, name: str) -> None:
     """Asking whether it captures is answered with the same error, and ends nothing."""
