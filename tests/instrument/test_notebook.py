@@ -38,8 +38,14 @@ for cell in json.loads(sys.argv[1]):
 """
 
 
+def skip_without(*names: str) -> None:
+    for name in names:
+        pytest.importorskip(name, reason=f"needs {name}: pip install {name.lower()}")
+
+
 def run_cells(tmp_path: Path, allocator: str, *cells: str) -> list[str]:
     """What each said, with how it ended in its last line."""
+    skip_without("IPython")
     script = tmp_path / "cells.py"
     script.write_text(IPYTHON)
     out = pyalloc(
@@ -137,6 +143,7 @@ def test_what_ipython_holds_is_told_and_let_go(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_without_a_device_the_cell_is_not_run(tmp_path: Path) -> None:
+    skip_without("IPython")
     cells = ["%load_ext pyalloc", "%%pyalloc\nprint('it', 'ran')", "%pyalloc"]
     done = run_checked(
         [sys.executable, "-W", "ignore", "-c", IPYTHON, json.dumps(cells)],
@@ -159,6 +166,7 @@ print(json.dumps([cell.outputs for cell in cells]))
 
 @pytest.mark.torch
 def test_a_notebook_shows_the_page(tmp_path: Path) -> None:
+    skip_without("nbclient", "ipykernel")
     cells = [
         "%load_ext pyalloc",
         MAKE,
