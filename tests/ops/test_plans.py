@@ -16,12 +16,16 @@ from pyalloc.ops import _plans, attention, scaled_attention
 from .test_registration import OPS
 
 key = tensor_key(torch.Tensor, torch.nn.Parameter)
+has_keys = pytest.mark.skipif(
+    key(torch.zeros(1)) is None, reason="this torch lacks DLPack's functions for C: no plan is kept"
+)
 
 
 class Marked(torch.Tensor):
     pass
 
 
+@has_keys
 def test_key_is_of_all_but_the_numbers():
     x = torch.zeros(2, 3, 4)
     assert key(x) == key(torch.ones(2, 3, 4)) == key(torch.nn.Parameter(x)) == key(x.clone()[:])
@@ -32,6 +36,7 @@ def test_key_is_of_all_but_the_numbers():
     assert key() != key(None) != key(x)
 
 
+@has_keys
 def test_no_key():
     """Where something else than a dense tensor's own memory is to be read."""
     x = torch.zeros(2, 3)
@@ -125,6 +130,7 @@ def test_the_same_without_keys(name, monkeypatch):
     assert torch.equal(op(*inputs), right)
 
 
+@has_keys
 def test_what_is_kept_has_an_end(monkeypatch):
     monkeypatch.setattr(_plans, "MOST", 3)
     attention._known.clear()
