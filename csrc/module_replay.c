@@ -327,6 +327,22 @@ static PyType_Spec program_spec = {
 
 /* ---- tables ---- */
 
+PyObject *
+pya_module_by_index(const uint64_t *numbers, size_t n) {
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < n; i++) {
+        PyObject *key = numbers[i] == 0 ? NULL : PyLong_FromSize_t(i);
+        PyObject *value = numbers[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(numbers[i]);
+        if (numbers[i] != 0 &&
+            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
 static PyObject *
 replay_policies(PyObject *module, PyObject *unused) {
     (void)module;

@@ -553,22 +553,6 @@ static PyMethodDef trace_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyObject *
-pya_module_by_index(const uint64_t *numbers, size_t n) {
-    PyObject *dict = PyDict_New();
-    for (size_t i = 0; dict != NULL && i < n; i++) {
-        PyObject *key = numbers[i] == 0 ? NULL : PyLong_FromSize_t(i);
-        PyObject *value = numbers[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(numbers[i]);
-        if (numbers[i] != 0 &&
-            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    }
-    return dict;
-}
-
 void
 pya_module_list_add(PyObject **list, PyObject *row) {
     const bool added = row != NULL && *list != NULL && PyList_Append(*list, row) == 0;
