@@ -71,6 +71,7 @@ def main() -> None:
     for n, tensor in enumerate(tensors):
         assert tensor.cpu().eq(n + 50).all()
     del tensors, tensor, row
+    gc.collect()  # without a GIL what the queue's thread let go of, too
     torch.cuda.ipc_collect()
     torch.cuda.empty_cache()
     assert sum(torch.cuda.memory_reserved(each) for each in range(torch.cuda.device_count())) == 0
