@@ -131,7 +131,5 @@ def frames(reader: _core.TraceReader, stack: int) -> list[Frame]:
         if frame is None:
             break
         found.append((reader.text(frame[1]) or "?", reader.text(frame[2]) or "?", frame[3]))
-        if frame[0] >= at:  # a caller is always defined before: this file is damaged
-            break
-        at = frame[0]
+        at = frame[0]  # defined before it, or the file is refused as damaged
     return source.without_bootstrap(found)
