@@ -9,12 +9,14 @@ from typing import NoReturn
 
 _LIMIT_S = 5.0  # a watchdog calls os._exit() because something hangs, maybe what is called here
 _calls: list[Callable[[], object]] = []
-_begun = threading.Event()
+_begun: list[
+    int
+] = []  # exit codes; no lock, for a signal's handler may leave while a program is leaving
 
 
 def has_begun() -> bool:
     """Is the process about to end by os._exit()?"""
-    return _begun.is_set()
+    return bool(_begun)
 
 
 def before(call: Callable[[], object]) -> None:
@@ -29,7 +31,7 @@ def _wrap() -> None:
     leave = os._exit
 
     def _exit(status: int) -> NoReturn:
-        _begun.set()
+        _begun.append(status)
         try:
             last = threading.Thread(target=_call_all, daemon=True, name="pyalloc-leaving")
             last.start()

@@ -140,7 +140,8 @@ def _first(result: Result) -> str:
         return _first_after(result)
     if not result.devices and _has_untold(result):
         return (
-            "let processes end by themselves (of a Pool: close(), join()) before the program does"
+            "let processes end by themselves (of a Pool: close(), join()) before the program does, or record it: "
+            "such files are readable in any case"
         )
     if not result.devices and not is_known:
         return 'have the program move something to "cuda", as by model.to("cuda")'
@@ -220,7 +221,7 @@ def summary(result: Result) -> str:
         ]
     lines += [wrapped(remark, rest="    ") for remark in _remarks(result)]
     if _first(result):
-        lines.append(f"  first: {_first(result)}")
+        lines.append(wrapped(f"first: {_first(result)}", rest="    "))
     lines.append(f"  next: {_next_command(result)}")  # in one line, to be copied
     return "\n".join(lines)
 

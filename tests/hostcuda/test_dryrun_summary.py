@@ -173,6 +173,13 @@ def test_a_signal_that_python_cannot_hear_of_leaves_no_messages_to_look_at() -> 
     assert "not known: the program was ended by SIGSEGV" in text and "messages above" in text
 
 
+@pytest.mark.parametrize("ended", [{"exit_code": 143, "device_calls": 0}, {"exit_code": 0}])
+def test_what_is_to_be_done_first_fits_80_columns(ended: dict[str, Any]) -> None:
+    text = summary(result(8 << 30, **ended, devices=(), fits=False, killed=(9,)))
+    assert "or record it: " in flat(text)
+    assert max(map(len, text.splitlines()[:-1])) <= 80  # the last is a command, to be copied
+
+
 def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
     """There are no messages to look at: this machine's own memory holds what is copied to the device."""
     text = flat(summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
