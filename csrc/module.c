@@ -320,22 +320,6 @@ core_trim(PyObject *self, PyObject *args) {
 }
 
 static PyObject *
-core_set_fraction(PyObject *self, PyObject *args) {
-    (void)self;
-    int device = 0;
-    double fraction = 1.0;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "di", &fraction, &device)) {
-        return NULL;
-    }
-    pya_status status = PYA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = pya_set_fraction(heap, device, fraction);
-    Py_END_ALLOW_THREADS
-    return pya_module_result(status, "setting the memory fraction failed", device);
-}
-
-static PyObject *
 core_get_fraction(PyObject *self, PyObject *args) {
     (void)self;
     int device = 0;
@@ -348,58 +332,6 @@ core_get_fraction(PyObject *self, PyObject *args) {
     fraction = pya_get_fraction(heap, device);
     Py_END_ALLOW_THREADS
     return PyFloat_FromDouble(fraction);
-}
-
-/* ---- pools ---- */
-
-typedef pya_status (*pool_function)(struct pya_heap *heap, int device, struct pya_pool_id id);
-
-static PyObject *
-pool_call(PyObject *args, pool_function function, const char *what) {
-    int device = 0;
-    unsigned long long first = 0;
-    unsigned long long second = 0;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "i(KK)", &device, &first, &second)) {
-        return NULL;
-    }
-    const struct pya_pool_id id = {first, second};
-    pya_status status = PYA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = function(heap, device, id);
-    Py_END_ALLOW_THREADS
-    return pya_module_result(status, what, device);
-}
-
-static PyObject *
-core_pool_end(PyObject *self, PyObject *args) {
-    (void)self;
-    return pool_call(args, pya_pool_end, "ending the allocation to a pool failed");
-}
-
-static PyObject *
-core_pool_release(PyObject *self, PyObject *args) {
-    (void)self;
-    return pool_call(args, pya_pool_release, "releasing a pool failed");
-}
-
-static PyObject *
-core_pool_retain(PyObject *self, PyObject *args) {
-    (void)self;
-    int device = 0;
-    unsigned long long first = 0;
-    unsigned long long second = 0;
-    int on_oom_too = 0;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "i(KK)p", &device, &first, &second, &on_oom_too)) {
-        return NULL;
-    }
-    const struct pya_pool_id id = {first, second};
-    pya_status status = PYA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = pya_pool_retain(heap, device, id, on_oom_too != 0);
-    Py_END_ALLOW_THREADS
-    return pya_module_result(status, "making a pool failed", device);
 }
 
 /* ---- statistics ---- */
@@ -480,11 +412,7 @@ static PyMethodDef core_methods[] = {
     {"block_info", core_block_info, METH_VARARGS, NULL},
     {"empty_cache", core_empty_cache, METH_VARARGS, NULL},
     {"trim", core_trim, METH_VARARGS, NULL},
-    {"set_fraction", core_set_fraction, METH_VARARGS, NULL},
     {"get_fraction", core_get_fraction, METH_VARARGS, NULL},
-    {"pool_retain", core_pool_retain, METH_VARARGS, NULL},
-    {"pool_end", core_pool_end, METH_VARARGS, NULL},
-    {"pool_release", core_pool_release, METH_VARARGS, NULL},
     {"counts", core_counts, METH_NOARGS, NULL},
     {"check", core_check, METH_VARARGS, NULL},
     {"oom_text", core_oom_text, METH_NOARGS, NULL},

@@ -137,9 +137,6 @@ static void
 painter_stitch(struct painter *painter, const struct pya_stitch *stitch) {
     const struct pya_block *block = stitch->block;
     painter_open(painter, stitch->arena, block->addr);
-    if (painter->open != NULL) {
-        painter->open->is_stitched = true;
-    }
     painter_add(painter, snap_of(block), block->is_small);
     if (block->bytes < stitch->bytes) {
         struct pya_snap_block rest = {

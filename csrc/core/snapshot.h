@@ -40,7 +40,6 @@ struct pya_snap_segment {
     struct pya_pool_id pool; /* {0, 0}: the default pool */
     bool is_small;
     bool is_expandable;
-    bool is_stitched;
     size_t first_block;
     size_t n_blocks;
 };
