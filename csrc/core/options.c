@@ -284,7 +284,7 @@ option_apply(
     return PYA_OK;
 }
 
-/* Copies up to `stop` or the end; false when it does not fit. */
+/* Copies what lies between the two, without the spaces around it; false when it does not fit. */
 static bool
 token_copy(const char *from, const char *end, char *token) {
     while (from < end && *from == ' ') {

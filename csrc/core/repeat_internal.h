@@ -1,4 +1,4 @@
-/* What is remembered of earlier requests: the body of repeat.c and layout.c.  Floor 8, private. */
+/* What is remembered of earlier requests: the body of repeat.c and lay.c.  Floor 8, private. */
 #pragma once
 
 #include "layout.h"

@@ -235,19 +235,14 @@ pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
     return best;
 }
 
-static struct pya_stitch *
-stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+struct pya_stitch *
+pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     struct pya_stitch *stitch =
         arena->stitches == NULL ? NULL : *stitch_bucket(arena->stitches, bytes);
     while (stitch != NULL && stitch->base + stitch->offset != addr) {
         stitch = stitch->next_same;
     }
     return stitch;
-}
-
-const struct pya_stitch *
-pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    return stitch_of(arena, addr, bytes);
 }
 
 static bool
@@ -259,7 +254,7 @@ stitch_is_usable(const struct pya_stitch *stitch) {
 
 struct pya_stitch *
 pya_stitch_again(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    struct pya_stitch *stitch = stitch_of(arena, addr, bytes);
+    struct pya_stitch *stitch = pya_stitch_of(arena, addr, bytes);
     bool is_fit = stitch != NULL &&
                   pya_round_up(bytes, stitch->is_shared ? PYA_ALIGN : PYA_PAGE) == stitch->bytes;
     return is_fit && stitch_is_usable(stitch) ? stitch : NULL;

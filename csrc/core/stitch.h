@@ -63,7 +63,7 @@ struct pya_stitch_plan {
 PYA_MUST_CHECK pya_status
 pya_stitch_find(struct pya_arena *arena, size_t bytes, struct pya_stitch **out);
 /* The range, idle or not, of blocks of `bytes` at addr; NULL if there is none any more. */
-const struct pya_stitch *pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes);
+struct pya_stitch *pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes);
 /* That range, while it is idle and all of its bytes are free; NULL otherwise. */
 struct pya_stitch *pya_stitch_again(struct pya_arena *arena, pya_dptr addr, size_t bytes);
 /* The idle range whose block would start at addr, all of its bytes free at home; NULL if none. */
