@@ -21,7 +21,7 @@ class PhaseRow:
     reserved_bytes: int
 
 
-@dataclass
+@dataclass(eq=False)  # which of those that listen it is
 class MemoryTable:
     """Allocated, peak and reserved after each phase; fills itself at the end of each `pyalloc.phase()`.
 

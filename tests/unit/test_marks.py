@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import pyalloc
-from pyalloc import marks
+from pyalloc import marks, tables
 
 
 class Heard:
@@ -73,3 +73,15 @@ def test_a_step_that_a_recording_could_not_hold_is_refused(
         pyalloc.step(number)
     assert heard.told == []
     assert pyalloc.step() == 7
+
+
+def test_of_two_tables_the_one_that_is_closed_listens_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alike as they are as long as both have the same rows."""
+    monkeypatch.setattr(marks, "listeners", [])
+    first, second = tables.MemoryTable(), tables.MemoryTable()
+    marks.listeners.extend([first, second])
+    second.close()
+    second.close()
+    assert len(marks.listeners) == 1 and marks.listeners[0] is first
