@@ -113,7 +113,7 @@ def scaled_attention(
         k: keys, (B, Hkv, Lk, d); H must be a multiple of Hkv (grouped-query attention).
         v: values, (B, Hkv, Lk, dv).
         bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk), for q of three dimensions also (B, Lq, Lk);
-            differentiable.  One of -1e37 or less hides the key as mask does.
+            differentiable.  One of -7e36 or less hides the key as mask does.
         mask: boolean, broadcastable likewise, True where a key takes part; a query that sees no key
             gets zeros.
         causal: query i sees keys 0 to i (from the top left, as torch's is_causal).

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from pyalloc.errors import OpError
-from pyalloc.ops import scaled_attention, set_cpu_isa
+from pyalloc.ops import _eager, scaled_attention, set_cpu_isa
 
 from .attention_cases import compare, eager, kernel, problem, results
 
@@ -95,6 +95,16 @@ def test_infinite_bias_hides_keys(isa):
     bias[3] = -torch.inf
     bias[:, 7] = -torch.inf
     compare([q, k, v, bias])
+
+
+def test_a_bias_hides_the_same_in_the_plain_formula(isa):
+    """The kernels keep scores in units of log 2."""
+    q, k, v = problem(1, 1, 1, 20, 20, 8, 8)
+    for size in (-6e36, -8e36, -2e37):
+        bias = torch.full((1, 1, 20, 20), size)
+        right = _eager.attention(q, k, v, bias, None, False, 0.3)
+        assert right.any() == (size > -7e36)
+        torch.testing.assert_close(scaled_attention(q, k, v, bias, scale=0.3), right)
 
 
 @pytest.mark.parametrize("n_q", [1, 20])
