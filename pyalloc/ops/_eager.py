@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 _SHIFT = 12  # from there on the series below are exact to a double
-_HIDES = -1e37 * math.log(2)  # a bias of this or less, in the kernels too, whose scores are in units of log 2
+# A bias of this or less, in the kernels too, whose scores are in units of log 2.
+_HIDES = -1e37 * math.log(2)
 
 
 def _series(x: Tensor) -> Tensor:
