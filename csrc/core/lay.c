@@ -70,6 +70,8 @@ lay_begin(struct pya_arena *arena, const struct pya_layout *layout) {
         return;
     }
     struct pya_repeat *repeat = arena->repeat;
+    repeat->laid_from = hole->addr;
+    repeat->laid_to = hole->addr + bytes;
     lay_end(arena);
     for (size_t i = 0; i < layout->n; i++) {
         const struct pya_layout_place *place = &layout->places[i];
@@ -166,6 +168,24 @@ pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     return is_free;
 }
 
+/* To that address, or ahead of it, below the level of garbage collection: what lies between the layout's ends is used in each
+ * step, sooner or later. */
+static pya_status
+lay_grow(
+    struct pya_arena *arena, struct pya_block *hole, pya_dptr end, bool is_ahead, bool is_small) {
+    const struct pya_repeat *repeat = arena->repeat;
+    const struct pya_card *card = arena->card;
+    const size_t n_all = pya_pages_for(repeat->laid_to - repeat->laid_from);
+    const size_t level = card->usage.level_bytes;
+    const size_t reserved = card->reserved_bytes;
+    const size_t n_room = level > reserved ? (level - reserved) / PYA_PAGE : 0;
+    const size_t n_pages = hole_pages(hole, end);
+    const size_t n_ahead = hole_pages(hole, repeat->laid_to);
+    const size_t n_most = n_ahead < n_room ? n_ahead : n_room;
+    return pya_pages_grow_foreseen(
+        arena, hole, n_pages, is_ahead && n_most > n_pages ? n_most : n_pages, n_all, is_small);
+}
+
 pya_status
 pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     const struct pya_repeat *repeat = arena->repeat;
@@ -180,8 +200,13 @@ pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
         return PYA_OK;
     }
     /* None: it was filled, or taken, while others had the lock. */
+    bool is_ahead = true;
     while (hole != NULL && st == PYA_OK) {
-        st = pya_pages_grow(arena, hole, hole_pages(hole, addr + bytes), is_small);
+        st = lay_grow(arena, hole, addr + bytes, is_ahead, is_small);
+        if (is_ahead && pya_is_shortage(st)) {
+            is_ahead = false;
+            st = PYA_OK;
+        }
         hole = st == PYA_OK ? lay_hole(arena, addr, bytes, &n_pages) : NULL;
     }
     st = st == PYA_OK ? pya_slab_reserve(&arena->card->blocks, 2) : st;

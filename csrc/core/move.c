@@ -300,11 +300,12 @@ card_is_loading(const struct pya_card *card, size_t n_all) {
 /* Free pages of grains that something else lies in can hardly be stitched and not be given back.  Where they are more than
  * a little of all, or memory may soon be short, larger grains are no more made. */
 static unsigned
-grain_for(const struct pya_arena *arena, size_t n_pages) {
+grain_for(const struct pya_arena *arena, size_t n_pages, size_t n_foreseen) {
     const struct pya_card *card = arena->card;
     const int memory = (int)card->options.memory;
-    const size_t n_all = card->pages.n_live + n_pages;
-    const size_t *from = card_is_loading(card, n_all) ? GRAIN_FROM_LOADING
+    const size_t n_now = card->pages.n_live + n_pages;
+    const size_t n_all = n_now > n_foreseen ? n_now : n_foreseen;
+    const size_t *from = card_is_loading(card, n_now) ? GRAIN_FROM_LOADING
                          : memory == PYA_MEMORY_FAST  ? GRAIN_FROM_FAST
                                                       : GRAIN_FROM;
     if (memory == PYA_MEMORY_TIGHT || n_all < from[1] || card->is_short ||
@@ -313,7 +314,7 @@ grain_for(const struct pya_arena *arena, size_t n_pages) {
     }
     /* Hardly anything is free, as a rule, when memory grows: then nobody need look at it. */
     const size_t n_bearable = n_all / BROKEN_SHARE;
-    bool is_broken = arena->free_pages > n_bearable &&
+    bool is_broken = n_foreseen == 0 && arena->free_pages > n_bearable &&
                      arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false) > n_bearable;
     unsigned grain = PYA_N_GRAINS - 1;
     while (is_broken ? grain > 0 : n_all < from[grain]) {
@@ -324,5 +325,15 @@ grain_for(const struct pya_arena *arena, size_t n_pages) {
 
 pya_status
 pya_pages_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
-    return pya_arena_grow(arena, hole, n_pages, grain_for(arena, n_pages), is_small);
+    return pya_arena_grow(arena, hole, n_pages, grain_for(arena, n_pages, 0), is_small);
+}
+
+pya_status
+pya_pages_grow_foreseen(
+    struct pya_arena *arena, struct pya_block *hole, size_t n_pages, size_t n_most,
+    size_t n_foreseen, bool is_small) {
+    const unsigned grain = grain_for(arena, n_pages, n_foreseen);
+    const size_t n_padded = pya_round_up(n_pages, pya_grain_pages(grain));
+    const size_t n = n_padded < n_most ? n_padded : n_most;
+    return pya_arena_grow(arena, hole, n, grain, is_small);
 }

@@ -70,6 +70,8 @@ struct pya_repeat {
     size_t
         n_laid; /* earlier requests that never were: those of a layout, between two that are like none; 0: none */
     size_t laid_period;  /* of the layout; 0: its program does not repeat itself */
+    pya_dptr laid_from;  /* where the layout's places begin, */
+    pya_dptr laid_to;    /* and end */
     size_t n_unforeseen; /* requests in a row that the layout does not have */
     bool is_known;       /* this request is one of a program that repeats itself */
     bool is_promising;   /* something has repeated since the last review */

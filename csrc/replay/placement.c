@@ -219,7 +219,7 @@ search_shake(struct search *s) {
 /* What to try after a round. */
 static void
 search_reorder(struct search *s, uint64_t live) {
-    if (s->n_vain < PLACEMENT_PATIENCE) {
+    if (s->n_vain < (s->n_orders < N_RANKS ? 80 : PLACEMENT_PATIENCE)) {
         search_promote(s, live);
         return;
     }
