@@ -8,9 +8,10 @@
 #define PLACEMENT_WORK_MOST UINT64_C(3000000000)
 /* The watch is told after so many: some ten milliseconds. */
 #define PLACEMENT_TELLS_EVERY (UINT64_C(1) << 23)
-/* Rounds in a row without a lower end before another order is tried: bringing what ends highest to the front soon goes in
- * a circle. */
-#define PLACEMENT_PATIENCE 14
+/* Rounds in a row without a lower end before another order is tried, of those to begin with and of shaken ones: bringing
+ * what ends highest to the front goes in a circle in the end. */
+#define PLACEMENT_PATIENCE 80
+#define PLACEMENT_PATIENCE_SHAKEN 14
 /* Blocks brought to the front of the best order at most, when none of the orders to begin with helps any more. */
 #define PLACEMENT_SHAKES_MOST 32
 
@@ -219,7 +220,9 @@ search_shake(struct search *s) {
 /* What to try after a round. */
 static void
 search_reorder(struct search *s, uint64_t live) {
-    if (s->n_vain < (s->n_orders < N_RANKS ? 80 : PLACEMENT_PATIENCE)) {
+    const unsigned patience =
+        s->n_orders < N_RANKS ? PLACEMENT_PATIENCE : PLACEMENT_PATIENCE_SHAKEN;
+    if (s->n_vain < patience) {
         search_promote(s, live);
         return;
     }

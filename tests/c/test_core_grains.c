@@ -64,6 +64,36 @@ test_what_is_loaded_has_few_handles(void) {
     }
 }
 
+/* A layout of 2 GiB, of which all but one in two blocks goes at once: its pages come in grains from the first block on, where
+ * without one they would come alone until there are 1.5 GiB. */
+static void
+test_those_of_a_layout_come_at_once(void) {
+    enum { N = 60 };
+    const size_t bytes = 33 * MIB;
+    struct pya_layout_place places[N];
+    for (size_t i = 0; i < N; i++) {
+        places[i] = (struct pya_layout_place){i * bytes, bytes, 1 + i % 2 * N};
+    }
+    struct pya_layout layout = {places, N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    struct world world = {.layouts = &layout, .config = {.capacity_bytes = 32768 * MIB}};
+    pya_dptr ptrs[N];
+    world_init(&world, "");
+    for (size_t i = 0; i < N; i++) {
+        ptrs[i] = take(&world, bytes, 0);
+        CHECK_EQ(ptrs[i], ptrs[0] + i * bytes);
+        CHECK(reserved(&world) < (i + 1) * bytes + 5 * PYA_PAGE);
+        if (i % 2 == 0) {
+            give(&world, ptrs[i]);
+        }
+    }
+    CHECK_EQ(reserved(&world), pya_round_up(N * bytes, PYA_PAGE));
+    CHECK(made(&world) < N * bytes / PYA_PAGE / 3);
+    for (size_t i = 1; i < N; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+}
+
 /* Every second one of blocks of 32 MiB is free: a request for all of that is served by their grains as they are. */
 static void
 test_whole_grains_are_stitched(void) {
@@ -276,6 +306,7 @@ test_failures_lose_nothing(void) {
 static const struct check_case cases[] = {
     {"large_programs_have_few_handles", test_large_programs_have_few_handles},
     {"what_is_loaded_has_few_handles", test_what_is_loaded_has_few_handles},
+    {"those_of_a_layout_come_at_once", test_those_of_a_layout_come_at_once},
     {"whole_grains_are_stitched", test_whole_grains_are_stitched},
     {"broken_grains_stay", test_broken_grains_stay},
     {"a_little_is_trimmed", test_a_little_is_trimmed},

@@ -215,36 +215,6 @@ test_memory_comes_as_it_is_needed(void) {
     fixture_free(f);
 }
 
-/* A layout of 2 GiB, of which all but one in two blocks goes at once: its pages come in grains from the first block on, where
- * without one they would come alone until there are 1.5 GiB. */
-static void
-test_pages_come_in_grains(void) {
-    enum { N = 60 };
-    const size_t bytes = 33 * MIB;
-    struct pya_layout_place places[N];
-    for (size_t i = 0; i < N; i++) {
-        places[i] = (struct pya_layout_place){i * bytes, bytes, 1 + i % 2 * N};
-    }
-    struct pya_layout layout = {places, N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
-    struct world world = {.layouts = &layout, .config = {.capacity_bytes = 32768 * MIB}};
-    pya_dptr ptrs[N];
-    world_init(&world, "");
-    for (size_t i = 0; i < N; i++) {
-        ptrs[i] = take(&world, bytes, 0);
-        CHECK_EQ(ptrs[i], ptrs[0] + i * bytes);
-        CHECK(reserved(&world) < (i + 1) * bytes + 5 * PYA_PAGE);
-        if (i % 2 == 0) {
-            give(&world, ptrs[i]);
-        }
-    }
-    CHECK_EQ(reserved(&world), pya_round_up(N * bytes, PYA_PAGE));
-    CHECK(calls(&world, PYA_SIM_PAGE_CREATE) < N * bytes / PYA_PAGE / 3);
-    for (size_t i = 1; i < N; i += 2) {
-        give(&world, ptrs[i]);
-    }
-    world_fini(&world);
-}
-
 /* A request that was not there when the layout was made, now and then, as a library's workspace. */
 static void
 test_what_is_unforeseen_does_no_harm(void) {
@@ -605,7 +575,6 @@ test_sweep(void) {
 static const struct check_case cases[] = {
     {"each_request_gets_its_place", test_each_request_gets_its_place},
     {"memory_comes_as_it_is_needed", test_memory_comes_as_it_is_needed},
-    {"pages_come_in_grains", test_pages_come_in_grains},
     {"what_is_unforeseen_does_no_harm", test_what_is_unforeseen_does_no_harm},
     {"an_emptied_cache_comes_back", test_an_emptied_cache_comes_back},
     {"a_cache_emptied_all_the_time_comes_back", test_a_cache_emptied_all_the_time_comes_back},

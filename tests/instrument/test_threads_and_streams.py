@@ -138,4 +138,4 @@ def test_a_name_that_is_no_text_ends_no_recording(record: Record) -> None:
     )
     found = trace.analyse(path)
     (row,) = found.by_thread(found.peak.blocks)
-    assert row.name.startswith("? (thread ") and row.bytes == 4 * MIB
+    assert row.name.startswith("no text: \ufffd (thread ") and row.bytes == 4 * MIB

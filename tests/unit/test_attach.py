@@ -20,6 +20,7 @@ import time
 import types
 import weakref
 from collections.abc import Iterator
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -413,6 +414,8 @@ def test_a_process_whose_pyalloc_was_removed_is_told(
     package.__path__ = [str(tmp_path / "pyalloc")]
     for name in [name for name in sys.modules if name.startswith("pyalloc.")]:
         monkeypatch.delitem(sys.modules, name)
+    # An editable install has a finder that needs no folder of the package.
+    monkeypatch.setattr(sys, "meta_path", [BuiltinImporter, FrozenImporter, PathFinder])
     monkeypatch.setitem(sys.modules, "pyalloc", package)
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     told = injected._answer({"folder": str(tmp_path), "request": {}})["error"]
