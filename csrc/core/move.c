@@ -324,11 +324,6 @@ grain_for(const struct pya_arena *arena, size_t n_pages, size_t n_foreseen) {
 }
 
 pya_status
-pya_pages_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
-    return pya_arena_grow(arena, hole, n_pages, grain_for(arena, n_pages, 0), is_small);
-}
-
-pya_status
 pya_pages_grow_foreseen(
     struct pya_arena *arena, struct pya_block *hole, size_t n_pages, size_t n_most,
     size_t n_foreseen, bool is_small) {
@@ -336,4 +331,9 @@ pya_pages_grow_foreseen(
     const size_t n_padded = pya_round_up(n_pages, pya_grain_pages(grain));
     const size_t n = n_padded < n_most ? n_padded : n_most;
     return pya_arena_grow(arena, hole, n, grain, is_small);
+}
+
+pya_status
+pya_pages_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
+    return pya_pages_grow_foreseen(arena, hole, n_pages, n_pages, 0, is_small);
 }

@@ -45,8 +45,8 @@ PYA_MUST_CHECK pya_status pya_pages_move(
 /* pya_arena_grow() in grains as large as suit the card. */
 PYA_MUST_CHECK pya_status
 pya_pages_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small);
-/* The same where it is known that the card will have n_foreseen pages, these among them: then up to n_most are made, to fill
- * a grain, and none has to serve anything else. */
+/* The same where it is known that the card will have n_foreseen pages, these among them (0: it is not): then up to n_most are
+ * made, to fill a grain, and none has to serve anything else. */
 PYA_MUST_CHECK pya_status pya_pages_grow_foreseen(
     struct pya_arena *arena, struct pya_block *hole, size_t n_pages, size_t n_most,
     size_t n_foreseen, bool is_small);

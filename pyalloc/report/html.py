@@ -12,7 +12,7 @@ from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Block, Moment
 from pyalloc.report import data, ranks
 from pyalloc.report.parts import Stacks, filled
-from pyalloc.report.text import FOUND, MAKERS, out_of_memory, reserved_title
+from pyalloc.report.text import FOUND, MAKERS, out_of_memory, phase_sums, reserved_title
 from pyalloc.stays import Stay
 from pyalloc.units import size
 
@@ -84,7 +84,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
             [p.name, p.step, p.depth, p.begin, p.end, p.end_bytes, p.peak_bytes]
             for p in _shown_phases(analysis)
         ],
-        "phaseSums": _phase_sums(analysis),
+        "phaseSums": [each[:5] for each in phase_sums(analysis.phases)[:_TOP]],
         "nPhases": len(analysis.phases),
         "steps": [[s[0], s[1], s[3], s[4]] for s in _evenly(analysis.steps, _MAX_STEPS)],
         "ooms": [oom[:2] for oom in analysis.ooms],
@@ -166,18 +166,6 @@ def _shown_phases(analysis: Analysis) -> list[Phase]:
     at = sum(phase.begin < peak for phase in analysis.phases)
     first = max(0, at - _MAX_PHASES // 2)
     return analysis.phases[first : first + _MAX_PHASES]
-
-
-def _phase_sums(analysis: Analysis) -> list[list[Any]]:
-    """Of each name: how often, most allocated at its end, its highest peak and that one's step."""
-    sums: dict[str, list[Any]] = {}
-    for phase in analysis.phases:
-        row = sums.setdefault(phase.name, [phase.name, 0, 0, -1, 0])
-        row[1] += 1
-        row[2] = max(row[2], phase.end_bytes)
-        if phase.peak_bytes > row[3]:
-            row[3], row[4] = phase.peak_bytes, phase.step
-    return list(sums.values())[:_TOP]
 
 
 def _origin(analysis: Analysis, of: Block | Stay, origins: dict[tuple[str, str], int]) -> int:

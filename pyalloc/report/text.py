@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyalloc import console, leaks, reserved
 from pyalloc.advice import advise
@@ -224,21 +223,43 @@ def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
     return lines
 
 
+class PhaseSum(NamedTuple):
+    """Of the phases of one name; bytes: most allocated at an end, the highest peak, most reserved at a peak."""
+
+    name: str
+    times: int
+    end_bytes: int
+    peak_bytes: int
+    step: int  # of that peak
+    reserved_bytes: int
+
+
+def phase_sums(phases: Sequence[Phase]) -> list[PhaseSum]:
+    """In the order of their first ones."""
+    named: dict[str, list[Phase]] = {}
+    for phase in phases:  # of which each may have a name of its own
+        named.setdefault(phase.name, []).append(phase)
+    sums = []
+    for name, own in named.items():
+        top = max(own, key=lambda phase: phase.peak_bytes)
+        end_bytes = max(phase.end_bytes for phase in own)
+        reserved_bytes = max(phase.peak_reserved_bytes for phase in own)
+        sums.append(PhaseSum(name, len(own), end_bytes, top.peak_bytes, top.step, reserved_bytes))
+    return sums
+
+
 def _phase_sums(phases: Sequence[Phase]) -> list[str]:
     """Long runs: a line for each name."""
     lines = [
         f"{'phase':<24}{'times':>8}{'most at end':>13}{'peak':>12}{'in step':>9}{'reserved':>12}"
     ]
-    named: dict[str, list[Phase]] = {}
-    for phase in phases:  # of which each may have a name of its own
-        named.setdefault(phase.name, []).append(phase)
-    for name, own in itertools.islice(named.items(), _NAMES):
-        top = max(own, key=lambda phase: phase.peak_bytes)
+    sums = phase_sums(phases)
+    for each in sums[:_NAMES]:
         lines.append(
-            f"{column(name, 24)}{len(own):>8,}{size(max(p.end_bytes for p in own)):>13}"
-            f"{size(top.peak_bytes):>12}{top.step:>9,}{size(max(p.peak_reserved_bytes for p in own)):>12}"
+            f"{column(each.name, 24)}{each.times:>8,}{size(each.end_bytes):>13}"
+            f"{size(each.peak_bytes):>12}{each.step:>9,}{size(each.reserved_bytes):>12}"
         )
-    return lines + [f"  and {len(named) - _NAMES:,} more"] * (len(named) > _NAMES)
+    return lines + [f"  and {len(sums) - _NAMES:,} more"] * (len(sums) > _NAMES)
 
 
 def summary(analysis: Analysis, *, color: bool = False) -> str:

@@ -20,14 +20,20 @@ from pyalloc.reading import events
 pytestmark = pytest.mark.torch
 
 
+def _observed() -> tuple[list[Any], SimpleNamespace]:
+    """Who is told when memory runs out, and what they are given for torch."""
+    observers: list[Any] = []
+    attach = observers.append
+    return observers, SimpleNamespace(
+        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach)
+    )
+
+
 def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Explaining reads the trace so far: after it took a second, it takes none of the next twenty."""
-    observers: list[Any] = []
-    torch = SimpleNamespace(
-        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=observers.append)
-    )
+    observers, torch = _observed()
     recorder = recording.Recorder(tmp_path / "out.pya")
     now, explained = [100.0], []
 
@@ -51,10 +57,7 @@ def test_recordings_that_are_over_are_let_go_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch keeps what it is to tell when memory runs out for ever: a program may record each of its requests."""
-    observers: list[Any] = []
-    torch = SimpleNamespace(
-        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=observers.append)
-    )
+    observers, torch = _observed()
     active, told = recording._Active(), []
     monkeypatch.setattr(recording, "_active", active)
     monkeypatch.setattr(recording, "dump_oom", lambda recorder, *_: told.append(recorder.path.name))
