@@ -68,8 +68,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _is_over(attached: _Attached) -> bool:
     """Did it end by itself, or never begin?  Most often the disk was full, or the file there already."""
-    has_ended = attached.recorder is not None and attached.recorder.writer is None
-    return has_ended or bool(attached.error)
+    return bool(attached.error) or (attached.recorder is not None and attached.recorder.is_over())
 
 
 def state() -> dict[str, Any] | None:

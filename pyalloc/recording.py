@@ -78,6 +78,7 @@ class Recorder:
     told_oom: Path | None = None  # where it was explained
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
+    is_closing: bool = False  # its file has not got its name yet
     # Of a process beside the one that was meant: nobody misses it if it is empty.
     is_extra: bool = False
     overwrites: bool = False  # what has the name, once the recording is whole
@@ -187,6 +188,10 @@ class Recorder:
         if self.thread is not None:
             self.thread.join()
 
+    def is_over(self) -> bool:
+        """Has it ended, of one that has begun?  The file has its name then, unless something went wrong."""
+        return self.writer is None and not self.is_closing
+
     def is_at_work(self) -> bool:
         """Is this thread in the middle of moving to the file what happened?"""
         return bool(self.lock._is_owned())
@@ -256,13 +261,17 @@ class Recorder:
             writer = self.writer
             if writer is None:  # it could not be written, which was told
                 return
+            self.is_closing = True
             try:
                 self.drain()
                 if writer.gaps:
                     print(f"pyalloc: {self.path}: {caveats.gap(*writer.told_gap)}", file=sys.stderr)
             finally:
-                self._end()
-                writer.writer.close()
+                try:
+                    self._end()
+                    writer.writer.close()
+                finally:
+                    self.is_closing = False
             if self.overwrites and self.told_oom is None:  # that of what was overwritten
                 recorded.beside(self.path).unlink(missing_ok=True)
             if self.is_extra and made()[0] == 0:  # a compiler's, say, that looked at the device

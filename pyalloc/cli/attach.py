@@ -174,8 +174,10 @@ def _tell_end(args: argparse.Namespace, path: Path) -> int:
         console.tell(args, f"recorded: {path}\nnext: pyalloc report {console.quoted(path)}")
         return 0
     if part.exists():
+        told = "ended its recording by itself, and told why on its standard error"
+        why = told if processes.is_there(args.pid) else "was killed"
         raise UsageError(
-            f"process {args.pid} was killed; what was recorded before: pyalloc report {console.quoted(part)}"
+            f"process {args.pid} {why}; what was recorded before: pyalloc report {console.quoted(part)}"
         )
     raise UsageError(f"nothing was recorded: process {args.pid} has used no CUDA meanwhile")
 

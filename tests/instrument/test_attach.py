@@ -302,3 +302,34 @@ def test_a_killed_process_leaves_what_was_recorded(tmp_path: Path) -> None:
         and f"was killed; what was recorded before: pyalloc report {part}" in said
     )
     assert trace.analyse(part).totals["peak_bytes"] > 0
+
+
+def test_who_watches_waits_until_the_file_has_its_name(tmp_path: Path) -> None:
+    out = tmp_path / "out.pya"
+    slowly = """
+import time
+from pyalloc import recording
+def end(recorder, end=recording.Recorder._end):
+    end(recorder)
+    time.sleep(3)
+recording.Recorder._end = end
+"""
+    with running(INSTALLED + slowly + TRAINING, **served("socket")) as program:
+        said = pyalloc("attach", program.pid, "-o", out, "--duration", "0.5s")
+        assert f"recorded: {out}" in said
+        program.end()
+
+
+def test_a_recording_that_ended_by_itself_is_not_told_as_a_killed_process(tmp_path: Path) -> None:
+    out = tmp_path / "out.pya"
+    full = """
+from pyalloc import recording
+def drain(recorder, at_mark=False):
+    raise OSError(28, "No space left on device")
+recording.Recorder.drain = drain
+"""
+    with running(INSTALLED + full + TRAINING, **served("socket")) as program:
+        said = pyalloc("attach", program.pid, "-o", out, "--duration", "1h", expect=2)
+        assert "ended its recording by itself, and told why on its standard error" in said
+        assert f"pyalloc report {out}.part" in said and "was killed" not in said
+        assert "the recording ends here: [Errno 28] No space left" in program.end()[1]
