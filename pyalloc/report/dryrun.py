@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import signal
 
 from pyalloc import console, hostcuda, units
@@ -98,7 +99,8 @@ def _end(code: int) -> str:
 
 
 def _next_command(result: Result) -> str:
-    program = shlex.join(part for part in result.command if part != "--")
+    words = [part for part in result.command if part != "--"]
+    program = shlex.join(words)
     plan = f" --plan {shlex.quote(result.plan)}" if result.plan else ""
 
     def again(memory: int, allocator: str) -> str:
@@ -117,7 +119,14 @@ def _next_command(result: Result) -> str:
         return again(memory, result.allocator)
     if not _is_last(result):
         return again(result.memory, "pyalloc")
-    return program if result.replaced else f"pyalloc run{plan} {program}"
+    if result.replaced:
+        return f"python {program}" if _is_script(words[0]) else program
+    return f"pyalloc run{plan} {program}"
+
+
+def _is_script(program: str) -> bool:
+    """One that a shell does not run by itself; our commands do."""
+    return program.endswith(".py") and shutil.which(program) is None
 
 
 def _is_last(result: Result) -> bool:

@@ -141,6 +141,21 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
         assert command == "  next: pyalloc dryrun --memory 8GB --allocator native python train.py"
 
 
+def test_a_program_that_installs_pyalloc_itself_is_run_as_it_is(tmp_path: Path) -> None:
+    script, tool = tmp_path / "train.py", tmp_path / "tool.py"
+    for file, mode in ((script, 0o644), (tool, 0o755)):
+        file.write_text("#!/bin/true\n")
+        file.chmod(mode)
+    for command, following in (
+        (("python", "train.py"), "python train.py"),
+        ((str(script), "-v"), f"python {script} -v"),
+        (("--", str(script)), f"python {script}"),
+        ((str(tool),), str(tool)),
+    ):
+        text = summary(result(8 << 30, command=command, replaced=True))
+        assert text.endswith(f"\n  next: {following}")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_program_that_was_ended_from_outside_fits_so_far(number: signal.Signals) -> None:
     """A few steps of a long training are enough, and Ctrl-C is how one ends it then; `timeout` sends SIGTERM."""
