@@ -238,15 +238,28 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
             f"calling one gives an error: {', '.join(absent)}",
             file=sys.stderr,
         )
-    with tempfile.TemporaryDirectory(prefix="pyalloc-dryrun-") as folder:
-        env = child_environment(options, torch, folder)
+    with _folder() as folder:
+        env = child_environment(options, torch, str(folder))
         at_start()
         sys.stdout.flush()
         child = subprocess.Popen(command, env=env)
         with _forward_signals(child):
             code = child.wait()
-        found = _sum_up(options, torch, tuple(absent), code, Path(folder))
+        found = _sum_up(options, torch, tuple(absent), code, folder)
         return replace(found, unreached=unreached)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For the figures.  A process that nobody waited for may bring its own while it goes: its name goes first."""
+    with tempfile.TemporaryDirectory(prefix="pyalloc-dryrun-") as outer:
+        folder = Path(outer) / "told"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # what sweeps old files may have been there
+                folder.rename(folder.with_name("over"))
 
 
 def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:

@@ -166,9 +166,6 @@ def _write(state: _Watch) -> None:
         return
     if not (cuda.is_initialized() or state.wanted):
         return
-    # Gone where the summary was told without this process, which was not waited for.
-    if not os.path.isdir(state.folder):
-        return
     _note_peaks(torch, state)
     content = {
         "pid": state.pid,
@@ -183,14 +180,19 @@ def _write(state: _Watch) -> None:
         "unfollowed": not sizes.has_kernels(torch),
         "devices": state.peaks,
     }
-    final = Path(state.folder) / f"torch.{state.pid}.json"
+    # The folder is gone where the summary was told without this process, which was not waited for.
+    with contextlib.suppress(FileNotFoundError):
+        _write_file(Path(state.folder) / f"torch.{state.pid}.json", json.dumps(content))
+        _write_counters()
+
+
+def _write_file(final: Path, text: str) -> None:
     # Not pyalloc.files: the program may run in an environment without pyalloc.
     partial = final.with_suffix(".partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
-        file.write(json.dumps(content))
+        file.write(text)
     partial.rename(final)
-    _write_counters()
 
 
 def _write_counters() -> None:

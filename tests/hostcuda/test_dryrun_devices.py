@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dry_support import RunPython
 
-from pyalloc import hostcuda
+from pyalloc import _bootstrap, dryrun, hostcuda
 
 from .dryrun_support import finish, flat, program, start
 
@@ -167,6 +172,53 @@ def test_a_process_that_nobody_waited_for_ends_without_a_word(
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0
     assert "atexit" not in err and "counters" not in err, err
+
+
+def test_figures_that_come_while_their_folder_goes(
+    torch_found: hostcuda.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its files were removed and before it is: it was not empty, and the summary was lost."""
+    folders: list[Path] = []
+    environment, remove = dryrun.child_environment, os.rmdir
+
+    def noting(*given: Any) -> dict[str, str]:
+        env = environment(*given)
+        folders.append(Path(env[_bootstrap.REPORT]))
+        return env
+
+    def late(path: str, **named: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (folders[0] / "torch.7.json").touch()
+        remove(path, **named)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(dryrun, "child_environment", noting)
+    monkeypatch.setattr(os, "rmdir", late)
+    assert dryrun.run(dryrun.Options((sys.executable, "-c", ""))).exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_whose_folder_goes_while_it_sums_up(
+    dry_python: RunPython, tmp_path: Path
+) -> None:
+    (tmp_path / "told").mkdir()
+    done = dry_python(
+        """
+        import os, torch
+        torch.ones(1, device="cuda")
+        ask = torch.cuda.memory_stats
+        def late(device):
+            folder = os.environ["PYALLOC_DRYRUN_REPORT"]
+            if os.path.exists(folder):
+                for name in os.listdir(folder):
+                    os.unlink(f"{folder}/{name}")
+                os.rmdir(folder)
+            return ask(device)
+        torch.cuda.memory_stats = late
+        """,
+        env={_bootstrap.REPORT: str(tmp_path / "told")},
+    )
+    assert done.stderr == "" and list(tmp_path.iterdir()) == []
 
 
 def test_a_device_that_is_not_there_is_given_next(
