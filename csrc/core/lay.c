@@ -180,7 +180,8 @@ lay_grow(
     const size_t reserved = card->reserved_bytes;
     const size_t n_room = level > reserved ? (level - reserved) / PYA_PAGE : 0;
     const size_t n_pages = hole_pages(hole, end);
-    const size_t n_ahead = hole_pages(hole, repeat->laid_to);
+    const bool is_between = hole->addr >= repeat->laid_from && hole->addr < repeat->laid_to;
+    const size_t n_ahead = is_between ? hole_pages(hole, repeat->laid_to) : 0;
     const size_t n_most = n_ahead < n_room ? n_ahead : n_room;
     return pya_pages_grow_foreseen(
         arena, hole, n_pages, is_ahead && n_most > n_pages ? n_most : n_pages, n_all, is_small);

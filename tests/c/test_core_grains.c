@@ -94,6 +94,35 @@ test_those_of_a_layout_come_at_once(void) {
     world_fini(&world);
 }
 
+/* What such a program asks for beyond its layout lies behind it.  An emptied cache is made good there too, and no further than
+ * to what lies above. */
+static void
+test_what_lies_behind_a_layout_comes_back(void) {
+    const size_t bytes = 1536 * MIB;
+    const size_t unforeseen[] = {5 * MIB, 10 * MIB, 3 * MIB};
+    const struct pya_layout_place place = {0, bytes, 0};
+    struct pya_layout layout = {&place, 1, 1, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    struct world world = {.layouts = &layout, .config = {.capacity_bytes = 32768 * MIB}};
+    pya_dptr before[3];
+    world_init(&world, "");
+    for (int step = 0; step < 3; step++) {
+        pya_dptr first = take(&world, bytes, 0);
+        pya_dptr ptrs[3];
+        for (size_t i = 0; i < 3; i++) {
+            ptrs[i] = take(&world, unforeseen[i], 0);
+            before[i] = step == 0 ? ptrs[i] : before[i];
+            CHECK_EQ(ptrs[i], before[i]);
+            CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+        }
+        give(&world, ptrs[1]);
+        CHECK_OK(pya_empty_cache(world.heap, 0)); /* a hole of the second one's pages */
+        give(&world, ptrs[0]);
+        give(&world, ptrs[2]);
+        give(&world, first);
+    }
+    world_fini(&world);
+}
+
 /* Every second one of blocks of 32 MiB is free: a request for all of that is served by their grains as they are. */
 static void
 test_whole_grains_are_stitched(void) {
@@ -307,6 +336,7 @@ static const struct check_case cases[] = {
     {"large_programs_have_few_handles", test_large_programs_have_few_handles},
     {"what_is_loaded_has_few_handles", test_what_is_loaded_has_few_handles},
     {"those_of_a_layout_come_at_once", test_those_of_a_layout_come_at_once},
+    {"what_lies_behind_a_layout_comes_back", test_what_lies_behind_a_layout_comes_back},
     {"whole_grains_are_stitched", test_whole_grains_are_stitched},
     {"broken_grains_stay", test_broken_grains_stay},
     {"a_little_is_trimmed", test_a_little_is_trimmed},
