@@ -258,7 +258,7 @@ def _folder() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            with contextlib.suppress(FileNotFoundError):  # what sweeps old files may have been there
+            with contextlib.suppress(FileNotFoundError):  # swept, as old files are
                 folder.rename(folder.with_name("over"))
 
 
