@@ -167,7 +167,7 @@ def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
 def _why_not(process: Process, said: str) -> str:
     """In words, and with what to do."""
     pid = process.pid
-    if not processes.is_there(pid):
+    if processes.has_ended(pid):
         return f"process {pid} has ended meanwhile"
     other = processes.tracer(pid)
     if other:
@@ -244,7 +244,7 @@ def _asked(connection: socket.socket, process: Process, request: dict[str, Any])
             f"{process.pid}` tells whether it came to it"
         ) from None
     except (OSError, ValueError):
-        if processes.is_there(process.pid):
-            raise UsageError(f"process {process.pid} ended the conversation; try again") from None
-        raise UsageError(f"process {process.pid} has ended meanwhile") from None
+        if processes.has_ended(process.pid):
+            raise UsageError(f"process {process.pid} has ended meanwhile") from None
+        raise UsageError(f"process {process.pid} ended the conversation; try again") from None
     return found

@@ -29,6 +29,7 @@ ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
 _YOUNG_S = 60.0
 _LONGEST_REQUEST = 1 << 16  # bytes
+_BEGUN = ".new"
 _PAUSE_S = 0.1
 # The process has no more open files or memory, or who asked has gone: the next one can be answered.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
@@ -62,14 +63,14 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
 
     n_lines: of the program, that hold most, are told too; None instead of them where no stacks are kept.
     """
-    torch: Any = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")  # it may be under import, as each of these
     # The program may have put anything there, and a Python within another program has none.
     words = [str(word) for word in getattr(sys, "argv", ())]
     result: dict[str, Any] = {"pid": os.getpid(), "argv": words, "devices": {}}
-    attached = sys.modules.get("pyalloc.attached")
-    if attached is not None:
-        result["recording"] = attached.state()
-    ask = getattr(getattr(torch, "cuda", None), "is_initialized", None)  # it may be under import
+    state = getattr(sys.modules.get("pyalloc.attached"), "state", None)
+    if state is not None:
+        result["recording"] = state()
+    ask = getattr(getattr(torch, "cuda", None), "is_initialized", None)
     if ask is None or not ask():
         return result
     for index in devices.in_use(torch):
@@ -115,13 +116,15 @@ def serve() -> Path | None:
     if path in _serving and path.exists():  # not swept away with old files
         return path
     _remove_left_behind(path.parent)
+    begun = path.with_name(f"{path.name}{_BEGUN}")  # who finds it under its own name is answered
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path.unlink(missing_ok=True)
+        begun.unlink(missing_ok=True)
         # Linux gives the file what the socket has; umask is of all threads, whose files would be private meanwhile.
         os.fchmod(listener.fileno(), 0o600)
-        listener.bind(str(path))
+        listener.bind(str(begun))
         listener.listen(4)
+        begun.replace(path)
     except (AttributeError, OSError):
         return None
     owner = os.getpid()
@@ -139,7 +142,7 @@ def serve() -> Path | None:
 
 def _remove_left_behind(folder: Path) -> None:
     """Sockets of killed processes; asked rather than told by the number, which may be of another container."""
-    for path in folder.glob(f"pyalloc-{os.getuid()}-*.sock"):
+    for path in folder.glob(f"pyalloc-{os.getuid()}-*.sock*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(0)
             if time.time() - path.stat().st_mtime < _YOUNG_S:
@@ -218,16 +221,30 @@ def _whole_line(connection: socket.socket, begun: bytes) -> bytes:
     return begun
 
 
+class BusyError(UsageError):
+    """The process listens, and does not come to answer."""
+
+
+def _busy(pid: int, within_s: float) -> str:
+    return (
+        f"process {pid} listens, but has not answered for {within_s:.0f} s: it is stopped, or busy in C code that lets "
+        "no other Python code run. Try again"
+    )
+
+
 def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
     """The figures of another process, as it tells them.
 
     Raises:
-        UsageError: it does not listen.
+        BusyError: it does not answer now.
+        UsageError: it does not listen, or has ended.
     """
     try:
         return _exchange(pid, str(n_lines).encode(), _TIMEOUT_S)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         processes.check_owner(pid)
+        if isinstance(error, TimeoutError):
+            raise BusyError(_busy(pid, _TIMEOUT_S)) from None
         raise UsageError(
             f"process {pid} does not answer: `pyalloc attach {pid}` lets it, and so does to start it with `pyalloc "
             "run`, or to run in it `import pyalloc.live; pyalloc.live.serve()`"
@@ -245,11 +262,10 @@ def request(pid: int, what: dict[str, Any], within_s: float) -> dict[str, Any] |
     except (FileNotFoundError, ConnectionRefusedError):
         return None
     except TimeoutError:
-        raise UsageError(
-            f"process {pid} listens, but has not answered for {within_s:.0f} s: it is busy in C code that lets no "
-            "other Python code run. Try again, or for longer: --wait 300"
-        ) from None
+        raise BusyError(f"{_busy(pid, within_s)}, or for longer: --wait 300") from None
     except (OSError, ValueError) as error:
+        if processes.has_ended(pid):
+            raise UsageError(f"process {pid} has ended meanwhile") from None
         raise UsageError(f"process {pid} does not answer as it should: {error}") from None
     if "devices" in found:
         raise UsageError(

@@ -8,6 +8,7 @@ import platform
 import pwd
 import re
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _TORCH = re.compile(r"/lib(torch|c10)(_cuda|_cpu|_python)?\.so")
 _PYTHON = re.compile(r"python(\d)\.(\d+)")
 ENTRY = "Py_AddPendingCall"  # every CPython exports it
 _WIDTH = 50  # of a command line
+_ENDING_S = 1.0  # for a process that is about to end
+_LOOK_S = 0.01
 _OTHERS = "process {} belongs to another user"
 # By processor: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
 _WAITS = {
@@ -90,8 +93,7 @@ def find(pid: int) -> Process:
         raise UsageError(f"{pid} is a thread of process {leader}: pyalloc attach {leader}")
     if pid == os.getpid():
         raise UsageError(f"{pid} is this command itself")
-    if status["State"].startswith(("Z", "X")):
-        raise UsageError(f"process {pid} has ended")
+    _check_there(pid, status)
     _check_user(pid, status, ", whose files a recording would be")
     if status["State"].startswith(("T", "t")) and status["TracerPid"] == "0":
         raise UsageError(f"process {pid} is stopped; kill -CONT {pid} lets it go on")
@@ -135,9 +137,29 @@ def is_there(pid: int) -> bool:
         return False
 
 
+def has_ended(pid: int) -> bool:
+    """Has it, or does it in this moment?  To be asked where its end would explain what went wrong.
+
+    What it had open is closed before it counts as ended.
+    """
+    end = time.monotonic() + _ENDING_S
+    while is_there(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
 def check_owner(pid: int) -> None:
-    """Raises UsageError where there is no such process, or it is another user's."""
-    _check_user(pid, _status(pid))
+    """Raises UsageError where there is no such process any more, or it is another user's."""
+    status = _status(pid)
+    _check_there(pid, status)
+    _check_user(pid, status)
+
+
+def _check_there(pid: int, status: dict[str, str]) -> None:
+    if status["State"].startswith(("Z", "X")):
+        raise UsageError(f"process {pid} has ended")
 
 
 def _check_user(pid: int, status: dict[str, str], why: str = "") -> None:

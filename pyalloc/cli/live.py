@@ -68,9 +68,11 @@ class Command:
                 time.sleep(args.interval)
             try:
                 figures = live.ask(args.pid, args.lines)
-            except UsageError:
+            except UsageError as error:
                 if shown == 0:
                     raise
+                if isinstance(error, live.BusyError):
+                    continue
                 print(f"process {args.pid} has ended", file=sys.stderr if args.json else sys.stdout)
                 return 0
             shown += 1
@@ -127,6 +129,8 @@ class _Watch:
                 continue
             try:
                 self._look()
+            except live.BusyError:  # what was seen last stays
+                continue
             except UsageError:
                 return True
             until = time.monotonic() + self.args.interval

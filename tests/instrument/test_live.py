@@ -177,6 +177,53 @@ def test_a_process_is_found_where_its_own_environment_says(tmp_path: Path, name:
         child.communicate("\n")
 
 
+def test_a_process_is_found_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever found a socket that did not listen yet told of a process that never would."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = live.socket_path(os.getpid())
+    found: list[bool] = []
+
+    class Socket(socket.socket):
+        def listen(self, *given: int) -> None:
+            found.append(path.exists())
+            super().listen(*given)
+
+    monkeypatch.setattr(live.socket, "socket", Socket)
+    assert live.serve() == path and found == [False]
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_process_that_does_not_answer_is_told_from_one_that_does_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(live, "_TIMEOUT_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(live.socket_path(os.getpid())))
+        listener.listen()
+        with pytest.raises(live.BusyError, match="listens, but has not answered"):
+            live.ask(os.getpid())
+
+
+def test_a_process_that_ends_while_it_is_asked_is_told_to_have_ended(tmp_path: Path) -> None:
+    code = "import os; from pyalloc import live; live._attend = lambda *_: os._exit(0)\n"
+    code += "print(live.serve(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        with pytest.raises(UsageError, match=f"process {child.pid} has ended meanwhile"):
+            live.request(child.pid, {"attach": "end"}, PATIENCE_S)
+        with pytest.raises(UsageError, match=f"process {child.pid} has ended$"):
+            live.ask(child.pid)  # nobody has waited for it yet
+
+
 def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("-1", "soon", "nan"):
         with pytest.raises(SystemExit):
@@ -187,17 +234,24 @@ def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_end_of_a_process_is_no_line_among_its_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = [{"pid": 7, "devices": {}}]
+    """Nor is it at its end where it does not answer for a while: it may be stopped."""
+    answers: list[dict[str, object] | UsageError] = [
+        {"pid": 7, "devices": {}},
+        live.BusyError("it is stopped"),
+        {"pid": 7, "devices": {}},
+        UsageError("it has ended"),
+    ]
 
     def ask(pid: int, n_lines: int) -> dict[str, object]:
-        if not answers:
-            raise UsageError("it has ended")
-        return answers.pop()
+        answer = answers.pop(0)
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
 
     monkeypatch.setattr(live, "ask", ask)
     assert cli.main(["live", "7", "--json", "--interval", "0"]) == 0
     out, err = capsys.readouterr()
-    assert [json.loads(line)["pid"] for line in out.splitlines()] == [7]
+    assert [json.loads(line)["pid"] for line in out.splitlines()] == [7, 7] and not answers
     assert "process 7 has ended" in err
 
 
@@ -323,11 +377,12 @@ def test_a_process_without_open_files_answers_once_it_has_some(
 def test_a_process_answers_whatever_it_is_at(
     monkeypatch: pytest.MonkeyPatch, within: list[str]
 ) -> None:
-    """At the import of torch, with words of its own in place of its arguments."""
+    """At the import of torch, or of what records, with words of its own in place of its arguments."""
     torch = ModuleType("torch")
     for name in within:
         setattr(torch, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "pyalloc.attached", ModuleType("pyalloc.attached"))
     monkeypatch.setattr(sys, "argv", [Path("train.py"), 3])
     here, there = socket.socketpair()
     here.sendall(b"5")

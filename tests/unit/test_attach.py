@@ -238,7 +238,14 @@ def test_what_else_gdb_says_is_passed_on(
     with monkeypatch.context() as patch:
         patch.setattr(processes, "tracer", lambda _pid: 77)
         assert "held by another debugger (process 77)" in said(capsys, str(python.pid))
-    fake_gdb(tmp_path, f"kill -9 {python.pid}; sleep 0.1; echo gone", monkeypatch)
+    fake_gdb(tmp_path, f"kill -9 {python.pid}; echo gone", monkeypatch)
+    is_there, looks = processes.is_there, []
+
+    def late(pid: int) -> bool:
+        looks.append(pid)
+        return len(looks) < 3 or is_there(pid)
+
+    monkeypatch.setattr(processes, "is_there", late)  # what ends takes its time
     assert f"process {python.pid} has ended meanwhile" in said(capsys, str(python.pid))
 
 
