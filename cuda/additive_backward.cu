@@ -49,12 +49,13 @@ put_value_gradient(const struct pya_ops_additive &a, struct seq_place at) {
     const int n = (int)a.n_e;
     const int n_q = (int)a.n_q;
     const int n_groups = (n + SPREAD - 1) / SPREAD;
-    for (int g = (int)at.q; g < n_groups; g += n_q * N) {
+    const int step = n_q < n_groups ? n_q : n_groups; /* of many queries most have none: 32 bits are to do */
+    for (int g = (int)at.q; g < n_groups; g += step * N) {
         struct quad sum[N];
         int k[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            k[i] = quad_place<WIDE>((g + i * n_q) * SPREAD);
+            k[i] = quad_place<WIDE>((g + i * step) * SPREAD);
             sum[i] = quad_load_once<WIDE>(d_value, k[i], a.accumulate ? n : 0);
         }
 #pragma unroll 1 /* one query is most usual; more at a time spill */

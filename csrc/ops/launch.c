@@ -288,12 +288,13 @@ launch_key_parts(const struct pya_ops_additive *a) {
     return launch_most((int64_t)launch_parts(a->n_s, taken), 1);
 }
 
-/* Numbers of a row, and rows of probabilities, are counted with 32 bits, up to a block beyond the last. */
+/* Numbers of a row, and rows of probabilities, are counted with 32 bits, up to a block beyond the last; of a gradient of
+ * values up to four times as far. */
 static bool
 launch_counts(const struct pya_ops_additive *a) {
     const int64_t most = INT32_MAX - (1 << 16);
     const int64_t queries = launch_most(a->n_q * a->n_b, 1);
-    return a->n_h <= most && a->n_e <= most && queries <= most && a->n_s <= most / queries;
+    return a->n_h <= most && a->n_e <= most / 4 && queries <= most && a->n_s <= most / queries;
 }
 
 /* Steps of a decoder read the same keys and values: keys first, as many rows of values as there is room for are to be

@@ -25,6 +25,7 @@ from . import attention_cases
 from . import test_additive as additive_cases
 from . import test_power_spherical as spherical_cases
 from .reference import relative
+from .test_cuda_tensor import Driver
 
 
 def gradients(function, tensors, seed=3):
@@ -261,6 +262,19 @@ def test_additive_in_a_sequence(shape, device, monkeypatch):
         return tuple(contexts)
 
     agree(steps, tensors, monkeypatch)
+
+
+def test_queries_by_the_million(emulator):
+    """Three times 128 columns for each are more than 32 bits count: numbers before the gradient of values were written."""
+    n, grad, probs = 6_000_000, torch.ones(4), torch.zeros(6_000_000)
+    d_values, room = torch.zeros(1, 1, 4), torch.empty(n)
+    probs[0], probs[-1] = 0.25, 0.5
+    args = AdditiveArgs(n_b=1, n_q=n, n_s=1, n_h=4, n_e=4, probs=probs.data_ptr())
+    args.values, args.grad = View(d_values.data_ptr(), 4, 4), View(grad.data_ptr(), 0, 0)
+    args.d_values, args.workspace = View(d_values.data_ptr(), 4, 4), room.data_ptr()
+    # by the one thread that has these columns, of the first query's warp: others would take half a minute
+    Driver(emulator).launch("pya_additive_backward_values", args, threads=1)
+    assert d_values.flatten().tolist() == [0.75] * 4
 
 
 @pytest.mark.parametrize("causal", [False, True])
