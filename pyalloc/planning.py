@@ -264,17 +264,19 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
     streams: dict[int, int] = {}
     alive: dict[tuple[int, int], int] = {}  # request by device and address
     leaving: dict[tuple[int, int], int] = {}  # freed by the program, maybe in use by a stream still
-    routed: Counter[int] = Counter()  # private pools under way, by device
+    routed: dict[int, set[tuple[int, int]]] = defaultdict(set)  # private pools, by device
     n_events = 0
-    for kind, at, stream, address, size in _events(file):
+    for kind, at, stream, address, size, more in _events(file):
         n_events += 1
         name = NAMES.get(kind)
         key = (at, address)
-        if name in ("pool_begin", "pool_end"):
-            routed[at] += 1 if name == "pool_begin" else -1
+        if name == "pool_begin":  # twice, or ended without: torch refuses it, and goes on
+            routed[at].add((address, more))
+        elif name == "pool_end":
+            routed[at].discard((address, more))
         elif name == "alloc" and size > 0:
             requests = found.setdefault(at, _Requests([], [], []))
-            if routed[at] > 0 or streams.setdefault(at, stream) != stream:
+            if routed[at] or streams.setdefault(at, stream) != stream:
                 requests.other_bytes += size
                 continue
             if n_events > _MOST_EVENTS:
@@ -302,16 +304,16 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
     return found
 
 
-def _events(file: Path) -> Iterator[tuple[int, int, int, int, int]]:
-    """Kind, device, stream, address, bytes."""
+def _events(file: Path) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Kind, device, stream, address, bytes, and what else there is to the kind."""
     reader = _core.TraceReader(file)
     while True:
         columns = [memoryview(column) for column in reader.read()]
         if not columns[0]:
             return
         kinds, devices = columns[0], columns[1]
-        streams, addresses, sizes = (columns[i].cast("Q") for i in (4, 5, 6))
-        yield from zip(kinds, devices, streams, addresses, sizes, strict=True)
+        streams, addresses, sizes, more = (columns[i].cast("Q") for i in (4, 5, 6, 7))
+        yield from zip(kinds, devices, streams, addresses, sizes, more, strict=True)
 
 
 def _steps_of(requests: _Requests, progress: Progress | None) -> _Steps | None:

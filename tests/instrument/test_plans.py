@@ -196,6 +196,24 @@ def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
     assert "6 % of all bytes were asked for on other streams" in said
 
 
+@pytest.mark.parametrize(
+    "odd", [("pool_end",), ("pool_begin", "pool_begin", "pool_end"), ("pool_release",)]
+)
+def test_pools_that_torch_refuses_to_begin_or_end(plan: Plan, odd: tuple[str, ...]) -> None:
+    """As replays have it: those are no events, and requests go where they went."""
+    for kind in odd:
+        plan.event(kind, addr=1, arg=0)
+    program = Program(plan)
+    for _ in range(4):
+        program.step(first=False)
+        plan.event("pool_begin", addr=1, arg=0)
+        program.give(program.take(MIB))
+        plan.event("pool_end", addr=1, arg=0)
+    made = only(planning.make(plan.done()))
+    assert made.period == 13
+    assert made.elsewhere == pytest.approx(1 / 35, abs=0.003)
+
+
 def test_a_recording_is_not_loaded_to_be_planned(plan: Plan) -> None:
     """A program that is ready for replay has no room for so many streams, nor memory for all events."""
     program = Program(plan)
