@@ -62,6 +62,8 @@ def read_once(path: Path, progress: Progress | None = None) -> Iterator[None]:
         _made[path] = file
         try:
             yield
+        except TraceError as error:
+            raise error if path.exists() else TraceError(f"{error}{_beside(path)}") from None
         finally:
             del _made[path]
 
@@ -201,6 +203,8 @@ def _beside(path: Path) -> str:
     part = f"{path}.part"
     if os.path.exists(part):
         return f"; its recording still runs or was cut off: {part}"
+    if path.suffix == ".part" and path.with_suffix("").exists():
+        return f"; its recording has ended: {path.with_suffix('')}"
     ranks = shlex.join(map(str, ranked.existing(path)))
     return f"; each rank has its own: {ranks}" if ranks else ""
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from dry_support import PATIENCE_S
 
-from instrument.tools import ALLOCATORS, MIB, ROOT, pyalloc
+from instrument.tools import ALLOCATORS, MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import autorecord, recorded, recording, trace
-from pyalloc.errors import UsageError
+from pyalloc.errors import TraceError, UsageError
 
 pytestmark = pytest.mark.torch
 
@@ -252,6 +252,18 @@ def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str
     assert "program.py:2" in found.by_line(found.peak.blocks)[0].name
     assert "The file was cut off" in pyalloc("report", part, "--no-replay")
     assert "was cut off: " in pyalloc("report", out, expect=2)  # the name it would have got
+
+
+def test_a_recording_that_ends_while_it_is_read_is_told_by_its_name(plan: Plan) -> None:
+    """A second look at it, or who looks a moment too late, found no such file."""
+    out = small_trace(plan)
+    part = out.rename(recorded.part(out))
+    with pytest.raises(TraceError) as caught, trace.read_once(part):
+        trace.analyse(part)
+        part.rename(out)
+        trace.analyse(part)
+    assert str(caught.value).endswith(f"; its recording has ended: {out}")
+    assert f"; its recording has ended: {out}" in pyalloc("report", part, expect=2)
 
 
 def test_a_program_may_go_elsewhere_while_it_is_recorded(
