@@ -92,10 +92,32 @@ class Browser:
                 return result
             self.events.append(message)
 
+    def visit(self, page: Path) -> None:
+        """Until its scripts have run: whoever asks before that may be answered by what was there, or not at all."""
+        self.call("Page.enable")
+        at, url = len(self.events), page.as_uri()
+        self.call("Page.navigate", url=url)
+        while self._event(at).get("params", {}).get("frame", {}).get("url") != url:
+            at += 1
+        while self._event(at)["method"] != "Page.loadEventFired":
+            at += 1
+
+    def _event(self, at: int) -> dict[str, Any]:
+        while len(self.events) <= at:
+            self.events.append(self._message())
+        return self.events[at]
+
     def value(self, expression: str) -> Any:
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+
+def _pages(port: str) -> list[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=PATIENCE_S) as answer:
+        return [
+            each["webSocketDebuggerUrl"] for each in json.load(answer) if each["type"] == "page"
+        ]
 
 
 @contextlib.contextmanager
@@ -114,11 +136,10 @@ def browser() -> Iterator[Browser]:
                 assert time.monotonic() < deadline, "chromium did not start"
                 time.sleep(0.05)
             port = told.read_text().split()[0]
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{port}/json", timeout=PATIENCE_S
-            ) as answer:
-                pages = [page for page in json.load(answer) if page["type"] == "page"]
-            page = Browser(pages[0]["webSocketDebuggerUrl"])
+            while not (pages := _pages(port)):  # it is asked before it has one
+                assert time.monotonic() < deadline, "chromium has no page"
+                time.sleep(0.05)
+            page = Browser(pages[0])
             try:
                 yield page
             finally:
@@ -153,14 +174,9 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     pyalloc("report", rich(plan), "-o", target)
     with browser() as page:
-        for domain in ("Runtime", "Network", "Log", "Page"):
+        for domain in ("Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
-        page.call("Page.navigate", url=target.as_uri())
-        deadline = time.monotonic() + PATIENCE_S
-        while page.value("document.readyState") != "complete" or not page.value(
-            "!!window.D || typeof D"
-        ):
-            assert time.monotonic() < deadline
+        page.visit(target)
         assert page.value("document.querySelectorAll('#peak tr').length") > 0
         assert page.value("document.querySelectorAll('b').length") == 6  # nothing was injected
         for kind in ("category", "line", "module", "size"):
@@ -265,13 +281,9 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
     assert "Memory of 2 devices is added up" in " ".join(shown.split())
     with browser() as page:
         page.call("Runtime.enable")
-        page.call("Page.enable")
         screen = {"height": 800, "deviceScaleFactor": 1, "mobile": True}
         page.call("Emulation.setDeviceMetricsOverride", width=390, **screen)
-        page.call("Page.navigate", url=target.as_uri())
-        deadline = time.monotonic() + PATIENCE_S
-        while page.value("typeof draw") != "function":
-            assert time.monotonic() < deadline
+        page.visit(target)
         assert page.value("document.documentElement.scrollWidth") == 390
         page.value(
             "for (const id of ['advice', 'blocks-legend']) add($(id), 'span', 'x'.repeat(300));"
@@ -522,11 +534,7 @@ def test_thousands_of_live_blocks_are_drawn_in_few_rectangles(plan: Plan, tmp_pa
     target = tmp_path / "report.html"
     pyalloc("report", plan.done(), "-o", target, "--no-replay", "-q")
     with browser() as page:
-        page.call("Page.enable")
-        page.call("Page.navigate", url=target.as_uri())
-        deadline = time.monotonic() + PATIENCE_S
-        while page.value("typeof draw") != "function":
-            assert time.monotonic() < deadline
+        page.visit(target)
         for colour in ("category", "line"):
             page.value(f"$('by-{colour}').click()")
             told = page.value(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S
 
 from instrument.test_html import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc
@@ -134,11 +132,7 @@ def test_stays_without_some_blocks() -> None:
 
 def opened(page: Browser, target: Path) -> None:
     page.call("Runtime.enable")
-    page.call("Page.enable")
-    page.call("Page.navigate", url=target.as_uri())
-    deadline = time.monotonic() + PATIENCE_S
-    while page.value("typeof draw") != "function":
-        assert time.monotonic() < deadline
+    page.visit(target)
 
 
 @needs_browser

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S
 
 from instrument.test_html import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc, small_trace
@@ -155,10 +153,7 @@ def long_trace(plan: Plan) -> Path:
 
 def opened(page: Browser, target: Path) -> None:
     page.call("Runtime.enable")
-    page.call("Page.navigate", url=target.as_uri())
-    end = time.monotonic() + PATIENCE_S
-    while not page.value("document.readyState === 'complete' && typeof D === 'object'"):
-        assert time.monotonic() < end
+    page.visit(target)
 
 
 @needs_browser
