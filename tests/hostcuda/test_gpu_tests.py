@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dry_support import dry_environment, run_checked
+from dry_support import PATIENCE_S, dry_environment, run_checked
 
 
 @pytest.mark.torch
@@ -122,11 +122,22 @@ def test_no_driver_is_no_driver_that_passed(first: ModuleType) -> None:
     assert first.verdict(step, 0, "device: cuda") == "passed"
 
 
-def test_what_a_stopped_step_printed_is_kept(first: ModuleType, tmp_path: Path) -> None:
+def test_what_a_stopped_step_printed_is_kept(
+    first: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "first.log"
     log.write_text("before\n")
-    assert first.run_limited("echo begun; sleep 600", {}, 0.5, log) == (None, "begun\n")
-    assert first.run_limited("echo done; exit 7", {}, 60, log) == (7, "done\n")
+    wait = subprocess.Popen.wait
+
+    def wait_until_begun(process: subprocess.Popen[bytes], timeout: float) -> int:
+        while "begun" not in log.read_text():
+            pass
+        return wait(process, timeout)
+
+    with monkeypatch.context() as patch:  # the time that bash takes to begin is not the step's
+        patch.setattr(subprocess.Popen, "wait", wait_until_begun)
+        assert first.run_limited("echo begun; sleep 600", {}, 0.1, log) == (None, "begun\n")
+    assert first.run_limited("echo done; exit 7", {}, PATIENCE_S, log) == (7, "done\n")
     assert log.read_text() == "before\nbegun\ndone\n"
 
 
@@ -139,9 +150,9 @@ def is_running(pid: int) -> bool:
 
 def test_what_a_step_leaves_running_ends_with_it(first: ModuleType, tmp_path: Path) -> None:
     """It would hold memory of the card in the steps after it."""
-    code, output = first.run_limited("sleep 600 & echo $!", {}, 60, tmp_path / "first.log")
+    code, output = first.run_limited("sleep 600 & echo $!", {}, PATIENCE_S, tmp_path / "first.log")
     assert code == 0
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while is_running(int(output)) and time.monotonic() < end:
         pass
     assert not is_running(int(output))
@@ -151,7 +162,7 @@ def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
     """Else it would be on the card beside the next call, which begins it anew."""
     log = tmp_path / "first.log"
     source = "import sys, pathlib, first; first.end_on_sigterm(); "
-    source += "first.run_limited('echo $$; exec sleep 600', {}, 60, pathlib.Path(sys.argv[1]))"
+    source += "first.run_limited('echo $$; exec sleep 600', {}, 600, pathlib.Path(sys.argv[1]))"
     env = {**os.environ, "PYTHONPATH": str(Path("tests/gpu").absolute())}
     with subprocess.Popen([sys.executable, "-c", source, str(log)], env=env) as program:
         while program.poll() is None and not (log.exists() and log.read_text().endswith("\n")):
@@ -159,7 +170,7 @@ def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
         step = int(log.read_text())
         is_in_our_session = os.getsid(step) == os.getsid(0)
         program.terminate()
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while is_running(step) and time.monotonic() < end:
         pass
     assert program.returncode == 128 + signal.SIGTERM and not is_running(step)
@@ -176,7 +187,7 @@ class Begun(subprocess.Popen):
         os.kill(os.getpid(), signal.SIGTERM)
 subprocess.Popen = Begun
 first.end_on_sigterm()
-first.run_limited('exec sleep 600', {}, 60, pathlib.Path(sys.argv[1]))
+first.run_limited('exec sleep 600', {}, 600, pathlib.Path(sys.argv[1]))
 """
     env = {**os.environ, "PYTHONPATH": str(Path("tests/gpu").absolute())}
     command = [sys.executable, "-c", source, str(tmp_path / "first.log")]

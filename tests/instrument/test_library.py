@@ -175,7 +175,7 @@ def test_a_program_that_is_pytest_is_not_warned_of_pyalloc(tmp_path: Path) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -53,11 +53,11 @@ class Terminal:
     def __init__(self, pid: int) -> None:
         self.child, self.number = pty.fork()
         if self.child == 0:
+            ioctl(1, TIOCSWINSZ, struct.pack("4H", 30, 80, 0, 0))
             os.environ.update(TERM="xterm", PYTHONPATH=str(ROOT))
             os.environ.pop("NO_COLOR", None)
             words = [sys.executable, "-m", "pyalloc", "live", str(pid), "--interval", "0.01"]
             os.execv(sys.executable, words)
-        ioctl(self.number, TIOCSWINSZ, struct.pack("4H", 30, 80, 0, 0))
         self.seen = ""
 
     def wait(self, pattern: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dry_support import PATIENCE_S
 
 pytest.importorskip("torch.distributed.tensor")
 
@@ -32,7 +33,7 @@ def printed(tmp_path_factory):
         for rank in range(N_PROCESSES)
     ]
     try:
-        ended = [each.communicate(timeout=240) for each in running]
+        ended = [each.communicate(timeout=PATIENCE_S) for each in running]
     finally:
         for each in running:
             each.kill()

@@ -115,7 +115,7 @@ def test_other_threads_are_not_captured() -> None:
 
 
 def test_two_devices_at_once() -> None:
-    barrier = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=600)
     right = {}
 
     def work(device: int) -> None:

@@ -344,9 +344,9 @@ def test_asking_while_an_own_allocator_waits_for_python(
 
     own.on_alloc = lambda: (is_called.set(), has_asked.wait(0.2))
     thread = threading.Thread(target=allocate)
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(600, exit=True)
     thread.start()
-    assert is_called.wait(30)
+    assert is_called.wait(600)
     ask()
     has_asked.set()
     thread.join()

@@ -62,7 +62,7 @@ def test_a_child_forked_while_a_thread_takes_a_snapshot(dry_python) -> None:  # 
 
         def waits():
             inside.set()
-            assert leave.wait(60)
+            assert leave.wait(600)
             return {}
 
         def take():
@@ -73,10 +73,10 @@ def test_a_child_forked_while_a_thread_takes_a_snapshot(dry_python) -> None:  # 
         torch.cuda.memory._snapshot = waits
         thread = threading.Thread(target=take)
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(600)
         child = os.fork()
         if child == 0:
-            signal.alarm(30)
+            signal.alarm(600)
             try:
                 assert gc.isenabled() and torch.__getattr__ is loads
                 assert thread.ident not in sharing._shared.ours  # a new thread may get that number
