@@ -77,7 +77,8 @@ def state() -> dict[str, Any] | None:
         if not _is_over(each):
             left = None if each.end_s is None else max(each.end_s - time.monotonic(), 0.0)
             return {"path": str(each.path), "waits": each.recorder is None, "left_s": left}
-    return {"path": str(recording.active_path())} if recording.is_active() else None
+    path = recording.active_path()
+    return None if path is None else {"path": str(path)}
 
 
 # ---- begin ----
@@ -110,9 +111,10 @@ def _check_free() -> None:
         waits = "already waits for CUDA, to be recorded"
         what = waits if each.recorder is None else "is already recorded"
         raise UsageError(f"it {what} to {each.path}; pyalloc attach {os.getpid()} --stop ends that")
-    if recording.is_active():
+    path = recording.active_path()
+    if path is not None:
         raise UsageError(
-            f"it is already recorded, to {recording.active_path()}, as its program or `pyalloc run --record` asked; "
+            f"it is already recorded, to {path}, as its program or `pyalloc run --record` asked; "
             "what is there so far can be read at any time"
         )
 
@@ -188,9 +190,10 @@ def _told(torch: Any, attached: _Attached) -> dict[str, Any]:
 
 def _end() -> dict[str, Any]:
     if not _current:
-        if recording.is_active():
+        path = recording.active_path()
+        if path is not None:
             raise UsageError(
-                f"its recording, to {recording.active_path()}, was begun by its program or `pyalloc run --record`, not "
+                f"its recording, to {path}, was begun by its program or `pyalloc run --record`, not "
                 "from outside: it ends with the program; what is there so far can be read at any time"
             )
         raise UsageError("it is not recorded")

@@ -57,8 +57,9 @@ def is_active() -> bool:
 
 
 def active_path() -> Path | None:
-    """Where to, if it is."""
-    return None if _active.recorder is None else _active.recorder.path
+    """Where to, if it is; to be asked once, for another thread may end it."""
+    recorder = _active.recorder
+    return None if recorder is None else recorder.path
 
 
 @dataclass
@@ -127,8 +128,7 @@ class Recorder:
 
     def begin(self) -> None:
         """The same, without the thread that moves to the file what happened: no lock of Python's is taken for it."""
-        if _active.recorder is not None:  # begun since check()
-            raise UsageError(f"already recording to {_active.recorder.path}")
+        _check_free()  # one may have begun since check()
         _active.recorder = self
         try:
             with self.lock:
@@ -422,13 +422,18 @@ def check(path: Path, stacks: str, *, force: bool) -> None:
     Raises:
         UsageError: another runs, or the file exists.
     """
-    if _active.recorder is not None:
-        raise UsageError(f"already recording to {_active.recorder.path}")
+    _check_free()
     check_stacks(stacks)
     recorded.check_name(path)
     for old in (path, recorded.part(path), recorded.beside(path)):
         if old.exists() and not force:
             raise UsageError(f"{old} exists{recorded.cut_off(old)}; force=True overwrites it")
+
+
+def _check_free() -> None:
+    path = active_path()
+    if path is not None:
+        raise UsageError(f"already recording to {path}")
 
 
 def check_stacks(stacks: str) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, pyalloc
-from pyalloc import eventsources, recording, trace
+from pyalloc import attached, eventsources, recording, trace
+from pyalloc.errors import UsageError
 from pyalloc.reading import events
 
 pytestmark = pytest.mark.torch
@@ -74,6 +75,32 @@ def test_recordings_that_are_over_are_let_go_of(
     gc.collect()
     assert told == ["a.pya", "b.pya"] and len(observers) == 1
     assert [each() for each in over] == [None, None]
+
+
+def test_a_recording_that_ends_while_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the program, in another thread: it was told as one to None, or not answered at all."""
+    left: list[recording.Recorder | None] = []
+
+    class Active:
+        @property
+        def recorder(self) -> recording.Recorder | None:
+            return left.pop() if left else None
+
+    monkeypatch.setattr(recording, "_active", Active())
+    found = []
+    for n_looks in (1, 2, 3):
+        left[:] = [recording.Recorder(tmp_path / "own.pya")] * n_looks
+        found.append(attached.state())
+        left[:] = [recording.Recorder(tmp_path / "own.pya")] * n_looks
+        found.append(attached.answer({"attach": "end"})["error"])
+        left[:] = [recording.Recorder(tmp_path / "own.pya")] * n_looks
+        with pytest.raises(UsageError, match="already recording to "):
+            recording.check(tmp_path / "out.pya", "none", force=False)
+    states, errors = found[::2], found[1::2]
+    assert states == [{"path": str(tmp_path / "own.pya")}] * 3
+    assert all(f"its recording, to {tmp_path / 'own.pya'}, was begun by" in each for each in errors)
 
 
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(
