@@ -15,11 +15,14 @@ try:
 except ImportError as error:
     if importlib.util.find_spec("pyalloc._core") is not None:
         raise
-    # In a checkout Python finds this folder before what `pip install .` put elsewhere.
-    raise ImportError(
-        f"pyalloc's C part is not in {os.path.dirname(__file__)}: to use an installed pyalloc, start Python in another "
-        "folder; to use this one, build it: pip install -e ."
-    ) from error
+    here = os.path.dirname(__file__)
+    # In a checkout Python finds this folder before what `pip install .` put elsewhere; in a zip nothing can be loaded.
+    what_next = (
+        "to use an installed pyalloc, start Python in another folder; to use this one, build it: pip install -e ."
+        if os.path.isdir(here)
+        else "it cannot be loaded out of a zip file: install pyalloc with pip, or unpack the file into a folder"
+    )
+    raise ImportError(f"pyalloc's C part is not in {here}: {what_next}") from error
 else:
     from pyalloc import files, ranked
     from pyalloc.errors import ConfigError

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,20 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     )
     assert done.stderr.splitlines()[-1].startswith("ImportError: pyalloc's C part is not in ")
     assert "start Python in another folder" in done.stderr
+
+
+def test_a_zip_file_says_that_it_has_to_be_installed(tmp_path: Path) -> None:
+    # zipapp, shiv and the like: no system loads a library out of one.
+    archive = tmp_path / "tool.pyz"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("__main__.py", "import pyalloc")
+        for path in (ROOT / "pyalloc" / "__init__.py", ROOT / "pyalloc" / "config.py"):
+            file.write(path, path.relative_to(ROOT))
+    command = [sys.executable, "-S", str(archive)]
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: pyalloc's C part is not in ")
+    assert "pip install -e" not in last and "install pyalloc with pip" in last
 
 
 def test_a_source_distribution_has_all_that_the_repository_has(tmp_path: Path) -> None:
