@@ -63,11 +63,12 @@ def ask(
         UsageError: it cannot be brought in, or the process did not come to it: then it never will.
     """
     gdb = _gdb()
-    with tempfile.TemporaryDirectory(prefix="pyalloc-", dir=_short_folder()) as name:
+    with files.temporary_folder("pyalloc-", _short_folder()) as name:
         folder = Path(name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             address = str(folder / "s")
             listener.bind(address)
+            os.chmod(address, 0o600)  # whatever the umask
             listener.listen(4)
             listener.settimeout(_LOOK_S)
             _lay_down(folder / _TEXT, address)

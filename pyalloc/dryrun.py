@@ -10,13 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, console, hostcuda, launching, processes
+from pyalloc import _bootstrap, console, files, hostcuda, launching, processes
 from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
@@ -252,9 +251,10 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """For the figures.  A process that nobody waited for may bring its own while it goes: its name goes first."""
-    with tempfile.TemporaryDirectory(prefix="pyalloc-dryrun-") as outer:
+    with files.temporary_folder("pyalloc-dryrun-") as outer:
         folder = Path(outer) / "told"
         folder.mkdir()
+        folder.chmod(0o700)  # whatever the umask
         try:
             yield folder
         finally:

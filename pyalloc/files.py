@@ -32,12 +32,20 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         raise
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o600)  # a umask may have taken that from its owner, too
             yield file
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def temporary_folder(prefix: str, parent: str | None = None) -> tempfile.TemporaryDirectory[str]:
+    """A folder of mode 0700, whatever the umask, which goes at the end of a with statement or of the program."""
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+    os.chmod(folder.name, 0o700)
+    return folder
 
 
 def write(path: Path, data: bytes) -> None:

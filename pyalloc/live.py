@@ -123,6 +123,7 @@ def serve() -> Path | None:
         # Linux gives the file what the socket has; umask is of all threads, whose files would be private meanwhile.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(begun))
+        begun.chmod(0o600)  # a umask may have taken that from its owner, too
         listener.listen(4)
         begun.replace(path)
     except (AttributeError, OSError):

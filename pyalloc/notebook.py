@@ -111,10 +111,10 @@ class _Cells:
         return None if cell.rstrip().endswith(";") else value
 
     def _path(self) -> Path:
-        import tempfile
+        from pyalloc import files
 
         if self.folder is None:
-            self.folder = tempfile.TemporaryDirectory(prefix="pyalloc-")
+            self.folder = files.temporary_folder("pyalloc-")
         first = path = Path(self.folder.name, f"cell-{_number(self.shell)}.pya")
         n_times = 1
         while path.exists():

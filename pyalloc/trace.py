@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, asked, findings, pickles, ranges, ranked, source, stays
+from pyalloc import _core, asked, files, findings, pickles, ranges, ranked, source, stays
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
@@ -169,7 +169,7 @@ def _as_trace_file(
     if magic == MAGIC:
         yield path
     elif (magic[:6] == _XZ or magic[:2] == _GZIP) and not is_unpacked:  # some unpack to themselves
-        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+        with files.temporary_folder("pyalloc-") as folder:
             unpacked = _unpacked(path, Path(folder))
             try:
                 with _as_trace_file(unpacked, progress, is_unpacked=True) as file:
@@ -212,7 +212,7 @@ def _beside(path: Path) -> str:
 @contextlib.contextmanager
 def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
     """A temporary file with what is made of `path`, which errors are told of: nobody knows the other's name."""
-    with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+    with files.temporary_folder("pyalloc-") as folder:
         target = Path(folder) / "trace.pya"
         try:
             write(target)

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void
@@ -172,6 +173,9 @@ pya_hostcuda_write_counters(const char *path) {
     }
     (void)unlink(partial); /* left by a process of that number that was killed */
     int fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        (void)fchmod(fd, 0600); /* a umask may have taken that from its owner, too */
+    }
     FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
     if (file == NULL) {
         if (fd >= 0) {

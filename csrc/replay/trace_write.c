@@ -488,6 +488,9 @@ part_create(const char *part, int *out) {
             status = errno == EEXIST ? part_remove(part) : PYA_E_IO;
         }
     }
+    if (fd >= 0) {
+        (void)fchmod(fd, 0600); /* a umask may have taken that from its owner, too */
+    }
     if (fd >= 0 && (part_is_locked(fd) || !part_is_named(fd, part))) {
         close(fd);
         status = PYA_E_BUSY;

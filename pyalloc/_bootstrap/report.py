@@ -191,6 +191,7 @@ def _write_file(final: Path, text: str) -> None:
     partial = final.with_suffix(".partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)  # a umask may have taken that from its owner, too
         file.write(text)
     partial.rename(final)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -475,6 +476,17 @@ def test_unknown_entry_points_report_themselves(
     said = capfd.readouterr().err
     assert said.count("cuDoesNotExistYet") == 1
     assert said.count("cudaGraphicsMapResources") == 1
+
+
+def test_counters_are_their_owners_whatever_the_umask(cuda: Cuda, tmp_path: Path) -> None:
+    """A dry run's command reads them when the program has ended."""
+    path = tmp_path / "device.json"
+    before = os.umask(0o777)
+    try:
+        assert cuda.control("write_counters", os.fsencode(path)) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_memory_of_another_process_is_of_the_same_device(libraries: Path) -> None:

@@ -59,6 +59,25 @@ def test_a_file_is_private_and_whole_or_absent(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_umask_that_forbids_everything_leaves_files_to_their_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyalloc import live
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    os.umask(0o777)
+    files.write(tmp_path / "out", b"one")
+    writer = _core.TraceWriter(tmp_path / "out.pya")
+    parts = mode(tmp_path / "out.pya.part")
+    writer.close()
+    socket = live.serve()
+    with files.temporary_folder("pyalloc-") as folder:
+        assert mode(Path(folder)) == 0o700
+    assert not Path(folder).exists()
+    assert [mode(tmp_path / "out"), parts, mode(tmp_path / "out.pya")] == [0o600] * 3
+    assert socket is not None and mode(socket) == 0o600
+
+
 def test_a_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
     victim, link = tmp_path / "victim", tmp_path / "out"
     victim.write_bytes(b"precious")
