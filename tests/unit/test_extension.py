@@ -112,7 +112,9 @@ def test_a_zip_file_says_that_it_has_to_be_installed(tmp_path: Path) -> None:
         for path in (ROOT / "pyalloc" / "__init__.py", ROOT / "pyalloc" / "config.py"):
             file.write(path, path.relative_to(ROOT))
     command = [sys.executable, "-S", str(archive)]
-    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: pyalloc's C part is not in ")
     assert "pip install -e" not in last and "install pyalloc with pip" in last
