@@ -306,6 +306,10 @@ class Analysis:
                 found.append(phase)
         return found
 
+    def _is_of_backward(self, event: int) -> bool:
+        at = bisect.bisect(self._backwards, event, key=lambda phase: phase.begin) - 1
+        return at >= 0 and event < self._backwards[at].end
+
     @property
     def _is_single(self) -> bool:
         """Is nothing differentiated again, so that what goes in a later backward than it was made in is a gradient?"""
@@ -347,7 +351,11 @@ class Analysis:
 
     def line_of(self, told: Told) -> str:
         """The line of the user's code that an event comes from, or what else is known of its stack."""
-        return self.where(told.stack) or (self.nameless(told.stack) if told.stack else "")
+        where = self.where(told.stack)
+        if where or told.stack:
+            return where or self.nameless(told.stack)
+        made = told.alloc_event
+        return self.nameless(0, "backward") if made is not None and self._is_of_backward(made) else ""
 
     @cached_property
     def n_before(self) -> int:

@@ -23,6 +23,19 @@ def rows(path: Path, *words: object) -> list[dict[str, Any]]:
     return found
 
 
+def test_what_backward_made_without_a_stack_has_its_name_in_each_view(plan: Plan) -> None:
+    """torch's own allocator has no frames of what its engine asks for, not even of C++."""
+    plan.event("alloc", addr=1 << 30, bytes=MIB)
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=2 << 30, bytes=4 * MIB)
+    plan.event("phase_end", "backward")
+    plan.event("free_requested", addr=2 << 30)
+    plan.event("alloc", addr=3 << 30, bytes=MIB)
+    found = [(row["kind"], row["line"]) for row in rows(plan.done(), "-n", 99) if row["bytes"]]
+    told = "backward (no Python stack)"
+    assert found == [("alloc", ""), ("alloc", told), ("free_requested", told), ("alloc", "")]
+
+
 def test_events_tell_of_their_blocks(plan: Plan) -> None:
     path = small_trace(plan)
     found = rows(path, "-n", 12, "--at", 5)
