@@ -84,8 +84,8 @@ scan_range_list(PyObject *sequence, size_t *n) {
 
 static PyObject *
 scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path",   "device", "n_bins",     "moments", "progress",
-                            "window", "ranges", "short_life", "marks",   NULL};
+    static char *names[] = {"path",   "device",     "n_bins", "moments", "progress", "window",
+                            "ranges", "short_life", "marks",  "around",  NULL};
     PyObject *path = NULL;
     PyObject *moments = NULL;
     PyObject *told = NULL;
@@ -96,9 +96,10 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     unsigned long long begin = 0;
     unsigned long long end = 0;
     unsigned short_life = 0;
+    unsigned long long around = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$iIOO(KK)OIO", names, PyUnicode_FSConverter, &path, &settings.device,
-            &n_bins, &moments, &progress, &begin, &end, &told, &short_life, &marked)) {
+            args, kwargs, "O&|$iIOO(KK)OIOK", names, PyUnicode_FSConverter, &path, &settings.device,
+            &n_bins, &moments, &progress, &begin, &end, &told, &short_life, &marked, &around)) {
         return NULL;
     }
     uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
@@ -114,6 +115,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     settings.n_bins = n_bins;
     settings.short_life = short_life;
+    settings.around = around;
     settings.window_begin = begin;
     settings.window_end = end;
     settings.moments = numbers;
@@ -276,6 +278,19 @@ scan_stackless(PyObject *self, PyObject *unused) {
     return list;
 }
 
+/* [(event, most)] */
+static PyObject *
+scan_heights(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_height *p = pya_scan_heights(pya_module_scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        pya_module_list_add(&list, Py_BuildValue("(KK)", (ull)p->event, (ull)p->max_bytes));
+    }
+    return list;
+}
+
 /* [(requests, bytes)], by the highest bit of what was asked for */
 static PyObject *
 scan_sizes(PyObject *self, PyObject *unused) {
@@ -388,6 +403,7 @@ static PyMethodDef scan_methods[] = {
     {"stacks", scan_stacks, METH_NOARGS, NULL},
     {"stackless", scan_stackless, METH_NOARGS, NULL},
     {"sizes", scan_sizes, METH_NOARGS, NULL},
+    {"heights", scan_heights, METH_NOARGS, NULL},
     {"ooms", scan_ooms, METH_NOARGS, NULL},
     {"notes", scan_notes, METH_NOARGS, NULL},
     {"moments", pya_module_scan_moments, METH_NOARGS, NULL},

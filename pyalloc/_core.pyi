@@ -202,7 +202,8 @@ class Scan:
     those of a moment by device and address; pending(): what was freed then, and waited for other streams.  sizes():
     requests and their bytes, by the highest bit of what was asked for.  growths(): of the whole trace, as
     pyalloc.reserved.Piece holds them.  marks: ascending moments, between which stays() tells who held memory, as
-    pyalloc.stays.Stay holds them.
+    pyalloc.stays.Stay holds them.  around: a moment; heights(): moments, and how much was allocated at most from each
+    to the next; between two no phase and no step begins or ends, nor anything that is alive at that moment.
     """
 
     def __init__(
@@ -217,7 +218,9 @@ class Scan:
         ranges: list[int] = ...,
         short_life: int = 0,
         marks: list[int] = ...,
+        around: int = 0,
     ) -> None: ...
+    def heights(self) -> list[tuple[int, int]]: ...
     def stays(self) -> list[tuple[int, ...]]: ...
     def told(self) -> list[tuple[Any, ...]]: ...
     def growths(self) -> list[tuple[Any, ...]]: ...

@@ -140,6 +140,8 @@ class Analysis:
     ]  # events one by one: of that step, as far as few say all, and around the moments
     marks: list[int]  # moments of which sums are known: who held memory from one to another
     stays: list[Stay]
+    # Moments, and how much was allocated at most from each to the next: within them nothing of the peak begins or ends.
+    heights: list[tuple[int, int]]
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
@@ -188,6 +190,7 @@ class Analysis:
             told=list(shown(map(Told._make, second.told()))),
             marks=marks,
             stays=stays.of(second),
+            heights=second.heights(),
             growths=second.growths(),
         )
 

@@ -105,8 +105,8 @@ def _saved(made: Advice) -> int:
 
 def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
     sizes = [sum(block.bytes for block in blocks) for blocks in members]
-    saved = _saved_again(members, analysis)
-    saved = _worth(saved, [b for blocks in members for b in blocks], analysis)
+    dropped, saved, again = _made_again(members, analysis)
+    saved = _worth(saved, dropped, analysis, again)
     if saved:
         how = _checkpointing(analysis, members[0], "each")
         yield Advice(
@@ -130,8 +130,9 @@ def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) ->
     between = sum(max(part, key=lambda b: b.alloc_event).bytes for part in parts[:-1])
     n_passes = min(map(_calls, members))
     last = sizes[-1] if n_passes > 1 else 0  # in which nothing is made again
-    saved = total - n_passes * between - last - max(sizes) // n_passes
-    saved = _worth(saved, blocks, analysis)
+    again = max(sizes) // n_passes
+    saved = total - n_passes * between - last - again
+    saved = _worth(saved, blocks, analysis, again)
     if saved:
         yield Advice(
             "checkpoint",
@@ -151,12 +152,15 @@ def _of_function(
     n_calls = _calls(blocks)
     if n_calls > 1:
         parts = [sum(block.bytes for block in part) for part in _in_parts(blocks, n_calls)]
-        saved = total - max(parts)
+        again = max(parts)
+        saved = _worth(total - again, blocks, analysis, again)
     else:
-        # All of it is made again at once, when what was made after it is gone.
+        # All of it is made again at once, when what was made after it is gone, and is there until each is freed.
         after = sum(b.bytes for b in held if b.alloc_event > blocks[-1].alloc_event)
+        first = min((b.free_event for b in blocks if b.free_event is not None), default=None)
+        dropped = [block._replace(free_event=first) for block in blocks]
         saved = min(total - max(block.bytes for block in blocks), after)
-    saved = _worth(saved, blocks, analysis)
+        saved = _worth(saved, dropped, analysis)
     if saved:
         how = _checkpointing(analysis, blocks)
         fused = (
@@ -209,15 +213,18 @@ def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
         begin = end
 
 
-def _worth(saved: int, blocks: list[Block], analysis: Analysis) -> int:
-    """As much, or less where the peak of another phase stays; 0: too little."""
+def _worth(saved: int, dropped: list[Block], analysis: Analysis, again: int = 0) -> int:
+    """As much, or less where another moment stays as high; 0: too little."""
     least = analysis.peak.allocated_bytes * _SHARE
-    saved = min(saved, falls_by(blocks, analysis, TRAINING, least))
+    saved = min(saved, falls_by(dropped, analysis, TRAINING, least, again))
     return saved if saved > least else 0
 
 
-def _saved_again(members: list[list[Block]], analysis: Analysis) -> int:
-    """What is kept of some modules less what is with a checkpoint around each: what goes into them, and one's own."""
+def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Block], int, int]:
+    """What some modules do not keep with a checkpoint around each, what that saves, and what of one is made again.
+
+    What goes into the next one is kept.
+    """
     n_passes = min(_passes(blocks, analysis) for blocks in members)
     in_order = [sorted(blocks, key=lambda b: b.alloc_event) for blocks in members]
     calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
@@ -226,7 +233,11 @@ def _saved_again(members: list[list[Block]], analysis: Analysis) -> int:
     # A module makes last what goes into the next one; of the last of them it may be gone.
     results = [blocks[-1].bytes for blocks in calls]
     results[-1] = min(results[-2:])
-    return sum(sizes) - sum(results) - max(a - b for a, b in zip(sizes, results, strict=True))
+    again = max(a - b for a, b in zip(sizes, results, strict=True))
+    dropped = [block for blocks in calls for block in blocks[:-1]]
+    if calls[-1][-1].bytes > results[-1]:
+        dropped.append(calls[-1][-1])
+    return dropped, sum(sizes) - sum(results) - again, again
 
 
 def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:

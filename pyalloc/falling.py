@@ -1,13 +1,14 @@
-"""How far the peak falls if some of what is alive at it is not there: to what is left, or to another phase's peak."""
+"""How far the peak falls if some of what is alive at it is not there: to what is left, or to another moment."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import Analysis, Phase
 from pyalloc.moments import Block
+from pyalloc.told import joined
 
 TRAINING = ("forward", "loss", "backward")  # in which activations are, or are made again
 # Whose peaks count: a phase of the program's own may be a whole step, with the peak of it.
@@ -15,31 +16,119 @@ _PHASES = (*TRAINING, "inference", "optimizer")
 
 
 def falls_by(
-    dropped: Iterable[Block], analysis: Analysis, alike: Collection[str], least: float = 0
+    dropped: Iterable[Block],
+    analysis: Analysis,
+    alike: Collection[str],
+    least: float = 0,
+    again: int = 0,
 ) -> int:
     """Of blocks that are alive at the peak and need not be.
 
     least: 0 at once where they are not more bytes than that: there may be very many phases to look at.
     alike: names of phases that go without such blocks; where none of these is alive, others are, which go as well.
+    again: bytes of them that are there all the same, whichever: what is made again, one part after the other.
     """
     blocks = list(dropped)
-    total = sum(block.bytes for block in blocks)
+    total = sum(block.bytes for block in blocks) - again
     if total <= least:
         return 0
-    peak = analysis.totals["peak_event"]
-    bytes_at = alive_at(blocks, peak)
-    elsewhere = 0
-    for phase in analysis.phases:
-        if phase.name not in _PHASES or phase.begin < peak <= phase.end:
-            continue
-        if phase.name not in alike:
-            elsewhere = max(elsewhere, phase.peak_bytes)
-        else:
-            # All of them are alive at the peak: nearest to it are most, and so is the phase's own peak.
-            alive = bytes_at(phase.end if phase.end <= peak else phase.begin)
-            elsewhere = max(elsewhere, phase.peak_bytes - alive if alive else 0)
+    beside = _Beside(blocks, analysis, alike, again)
+    elsewhere = max(itertools.chain(beside.in_phases(), beside.moment_by_moment()), default=0)
     left: int = analysis.totals["peak_bytes"] - elsewhere
     return max(min(total, left), 0)
+
+
+class _Beside:
+    """How high memory stands without some blocks: in the peak's step moment by moment, elsewhere as phases tell."""
+
+    def __init__(
+        self, blocks: list[Block], analysis: Analysis, alike: Collection[str], again: int
+    ) -> None:
+        self._blocks = blocks
+        self._heights = analysis.heights
+        self._peak: int = analysis.totals["peak_event"]
+        self._alike, self._again = alike, again
+        self._phases = [phase for phase in analysis.phases if phase.name in _PHASES]
+        around = (p for p in self._phases if p.begin < self._peak <= p.end)
+        self._own = next(((p.begin + 1, p.end + 1) for p in around), (self._peak, self._peak))
+        # Activations are of a step; of what is kept beside them others are made outside of phases, too.
+        step = self._step_of(analysis) if set(TRAINING) <= set(alike) else None
+        self._region = step or self._own
+        # What the peak's own phase makes comes and goes there: where it is not, others like it are.
+        self._lasting = alive_at([b for b in blocks if b.alloc_event < self._own[0]], self._peak)
+        self._coming = sum(b.bytes for b in blocks if b.alloc_event >= self._own[0])
+        self._bytes_at = alive_at(blocks, self._peak)
+
+    def _step_of(self, analysis: Analysis) -> tuple[int, int] | None:
+        """First moment of the peak's, and the first one after it."""
+        begins = [step[1] for step in analysis.steps]
+        at = bisect.bisect_left(begins, self._peak)
+        end = begins[at] if at < len(begins) else analysis.totals["n_events"]
+        return (begins[at - 1] + 1, end + 1) if at > 0 else None
+
+    def _alive_in(self, phase: Phase) -> int:
+        """Most: all of them are alive at the peak, nearest to it are most."""
+        return self._bytes_at(phase.end if phase.end <= self._peak else phase.begin)
+
+    def in_phases(self) -> Iterator[int]:
+        """Most of each that is not in the step, by its own peak."""
+        for phase in self._phases:
+            if self._is_in_step(phase) or self._is_own(phase):
+                continue
+            if phase.name not in self._alike:
+                yield phase.peak_bytes
+            elif alive := self._alive_in(phase):
+                yield phase.peak_bytes - max(alive - self._again, 0)
+
+    def _is_in_step(self, phase: Phase) -> bool:
+        begin, end = self._region
+        return begin <= phase.begin + 1 and phase.end < end
+
+    def _is_own(self, phase: Phase) -> bool:
+        return phase.begin < self._peak <= phase.end
+
+    def moment_by_moment(self) -> Iterator[int]:
+        """Most of each part of the step in which none of the blocks begins or ends."""
+        others = [p for p in self._phases if self._is_in_step(p) and not self._is_own(p)]
+        alike = [phase for phase in others if phase.name in self._alike]
+        has_further = any(not self._alive_in(phase) for phase in alike)
+        is_unlike = _within([phase for phase in others if phase.name not in self._alike])
+        cuts = {*self._region}
+        cuts.update(block.alloc_event + 1 for block in self._blocks)
+        cuts.update(b.free_event + 1 for b in self._blocks if b.free_event is not None)
+        cuts.update(at + 1 for phase in self._phases for at in (phase.begin, phase.end))
+        inside = sorted(at for at in cuts if self._region[0] <= at <= self._region[1])
+        for begin, end in itertools.pairwise(inside):
+            is_own = self._own[0] <= begin < self._own[1]
+            alive = _at(self._lasting if is_own else self._bytes_at, begin, self._peak)
+            spared = 0
+            if is_own:
+                spared = alive + self._coming
+            elif not is_unlike(begin):
+                spared = alive
+                if not alive and has_further:  # what further passes keep goes as well
+                    continue
+            yield self._height(begin, end) - max(spared - self._again, 0)
+
+    def _height(self, begin: int, end: int) -> int:
+        first, last = (bisect.bisect_left(self._heights, (at,)) for at in (begin, end))
+        return max((most for _, most in self._heights[first:last]), default=0)
+
+
+def _at(bytes_at: Callable[[int], int], moment: int, peak: int) -> int:
+    """At a moment, before which its event lies."""
+    return bytes_at(moment - 1 if moment <= peak else moment)
+
+
+def _within(phases: Iterable[Phase]) -> Callable[[int], bool]:
+    """Of a moment: does it lie in one of them?"""
+    ranges = joined((phase.begin + 1, phase.end + 1) for phase in phases)
+
+    def is_within(moment: int) -> bool:
+        at = bisect.bisect_right(ranges, moment, key=lambda each: each[0])
+        return at > 0 and moment < ranges[at - 1][1]
+
+    return is_within
 
 
 def alive_at(blocks: Collection[Block], peak: int) -> Callable[[int], int]:

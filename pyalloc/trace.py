@@ -374,6 +374,7 @@ def analyse(
             n_bins=_WINDOW_BINS,
             moments=at,
             marks=marks,
+            around=totals["peak_event"],
             progress=progress,
             window=window,
             ranges=_told(totals, window, at) if moments else [],

@@ -110,7 +110,7 @@ phase_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     }
     s->open[s->n_open].kept = (uint32_t)s->phases.n;
     struct pya_scan_phase *phase = SCAN_ADD(s->phases, struct pya_scan_phase);
-    if (phase == NULL) {
+    if (phase == NULL || !scan_heights_begin(s)) {
         return false;
     }
     *phase = (struct pya_scan_phase){
@@ -140,7 +140,7 @@ phase_close(struct pya_scan *s, uint64_t time_ns) {
 }
 
 /* Phases inside the one that ends end with it: an exception may have left them open. */
-static void
+static bool
 phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
     if (scan_is_module(s, e)) {
         size_t i = s->n_modules;
@@ -148,15 +148,17 @@ phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
             i--;
         }
         s->n_modules = i > 0 ? i - 1 : s->n_modules;
-        return;
+        return true;
     }
     size_t i = s->n_open;
     while (i > 0 && s->open[i - 1].text != e->text) {
         i--;
     }
+    const bool is_kept = i > 0 && scan_open_phase(s, i - 1) != NULL;
     while (i > 0 && s->n_open >= i) {
         phase_close(s, e->time_ns);
     }
+    return !is_kept || scan_heights_begin(s);
 }
 
 static bool
@@ -168,7 +170,7 @@ step_begin(struct pya_scan *s, const struct pya_trace_event *e) {
         return true;
     }
     struct pya_scan_step *step = SCAN_ADD(s->steps, struct pya_scan_step);
-    if (step == NULL) {
+    if (step == NULL || !scan_heights_begin(s)) {
         return false;
     }
     *step = (struct pya_scan_step){
@@ -367,8 +369,7 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     case PYA_TRACE_PHASE_BEGIN:
         return phase_begin(s, e);
     case PYA_TRACE_PHASE_END:
-        phase_end(s, e);
-        return true;
+        return phase_end(s, e);
     case PYA_TRACE_CATEGORY:
     case PYA_TRACE_LABEL:
         scan_tell(s, e);
@@ -409,6 +410,7 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
         !scan_timeline_add(s, e)) {
         return PYA_E_HOST_NOMEM;
     }
+    scan_heights_add(s);
     peaks_update(s, e);
     s->totals.last_ns = e->time_ns;
     s->totals.n_events++;
@@ -426,6 +428,9 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
 static pya_status
 scan_all(struct pya_scan *s) {
     bool more = true;
+    if (!scan_heights_begin(s)) {
+        return PYA_E_HOST_NOMEM;
+    }
     for (;;) {
         struct pya_trace_event e;
         pya_status status = pya_trace_next(s->reader, &e, &more);
@@ -449,8 +454,9 @@ scan_all(struct pya_scan *s) {
     s->totals.n_live = s->n_live;
     s->totals.is_complete = pya_trace_is_complete(s->reader);
     scan_temporary_settle(s);
-    return scan_moments_take(s) && scan_spans_end(s) && scan_growths_end(s) ? PYA_OK
-                                                                            : PYA_E_HOST_NOMEM;
+    const bool is_kept =
+        scan_moments_take(s) && scan_spans_end(s) && scan_growths_end(s) && scan_heights_settle(s);
+    return is_kept ? PYA_OK : PYA_E_HOST_NOMEM;
 }
 
 pya_status
@@ -470,7 +476,7 @@ pya_scan_run(const char *path, const struct pya_scan_settings *settings, struct 
     }
     s->settings = settings;
     s->events_per_bin = 1;
-    s->free_live = SCAN_NONE;
+    s->free_live = s->free_piece = s->last_piece = SCAN_NONE;
     s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
     s->growing = -1;
     s->is_state = true;
@@ -507,6 +513,7 @@ GETTER(growths, struct pya_scan_growth)
 GETTER(pools, struct pya_scan_pool)
 GETTER(threads, struct pya_scan_thread)
 GETTER(stays, struct pya_scan_stay)
+GETTER(heights, struct pya_scan_height)
 
 const struct pya_scan_size *
 pya_scan_sizes(const struct pya_scan *scan) {
@@ -537,7 +544,7 @@ pya_scan_destroy(struct pya_scan *scan) {
         &scan->bins,    &scan->phases,  &scan->steps,     &scan->stacks, &scan->ooms,
         &scan->notes,   &scan->moments, &scan->copies,    &scan->lives,  &scan->segments,
         &scan->spans,   &scan->pools,   &scan->stackless, &scan->told,   &scan->held,
-        &scan->growths, &scan->threads, &scan->stays};
+        &scan->growths, &scan->threads, &scan->stays,     &scan->pieces, &scan->heights};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

@@ -33,6 +33,7 @@ struct pya_scan_settings {
     /* Ascending; moments of which only sums are kept (stays), so there may be more of them. */
     const uint64_t *marks;
     size_t n_marks;
+    uint64_t around;                     /* a moment, of which heights are kept; 0: of none */
     const struct pya_scan_range *ranges; /* ascending: of events to be told one by one */
     size_t n_ranges;
     /* A block is temporary that is freed before so many further requests of its device are made; 0: none is. */
@@ -129,6 +130,12 @@ struct pya_scan_growth {
     bool is_known;  /* its stack or that request is */
 };
 
+/* From this moment to the next one's so much was allocated at most.  No phase or step begins or ends between the two, nor
+ * does a block that is alive at the moment which is asked about. */
+struct pya_scan_height {
+    uint64_t event, max_bytes;
+};
+
 /* Blocks that are alive at marks first to last and at no other, and have all this in common.  phase, free_phase and
  * category: as a block's; is_freed_later: in another occurrence of their phase than the one they were made in. */
 struct pya_scan_stay {
@@ -202,6 +209,7 @@ const struct pya_scan_block *pya_scan_spans(const struct pya_scan *scan, size_t 
 const struct pya_scan_growth *pya_scan_growths(const struct pya_scan *scan, size_t *n);
 /* In no order; what lives between two marks is in none of them. */
 const struct pya_scan_stay *pya_scan_stays(const struct pya_scan *scan, size_t *n);
+const struct pya_scan_height *pya_scan_heights(const struct pya_scan *scan, size_t *n);
 /* The events of the ranges. */
 const struct pya_scan_told *pya_scan_told(const struct pya_scan *scan, size_t *n);
 /* At the end of the file: for texts and frames. */

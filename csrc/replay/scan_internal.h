@@ -22,6 +22,7 @@ struct scan_live {
     uint32_t copy;    /* the last one, in scan.copies; SCAN_NONE: not copied */
     uint32_t next;    /* free list */
     uint32_t mark;    /* the first that comes after its begin */
+    uint32_t piece;   /* of heights, that begins with it */
 };
 
 /* After a request: what was allocated, and what of it has turned out to be temporary. */
@@ -38,7 +39,7 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans, pools, stackless, told, held, growths, threads, stays;
+        spans, pools, stackless, told, held, growths, threads, stays, pieces, heights;
     uint64_t span_bytes, growth_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
@@ -47,6 +48,7 @@ struct pya_scan {
     size_t stay_size;
     uint64_t n_completed; /* frees */
     uint32_t free_live;
+    uint32_t free_piece, last_piece;
     uint64_t allocated, reserved;
     uint32_t routed[PYA_MAX_DEVICES]; /* where requests go now: a block's pool */
     size_t last_used;                 /* index into segments: where the next block may lie too */
@@ -127,6 +129,18 @@ bool scan_spans_end(struct pya_scan *s);
 
 /* It ends, or the trace does.  False: no host memory. */
 bool scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_phase);
+
+/* ---- scan_heights.c: how high memory stood beside what is alive at settings.around.  False: no host memory. ---- */
+
+/* With the event that is applied a piece begins, from now on the last one. */
+bool scan_heights_begin(struct pya_scan *s);
+/* A block begins, or ends. */
+bool scan_heights_live(struct pya_scan *s, struct scan_live *live);
+bool scan_heights_end(struct pya_scan *s, const struct scan_live *live);
+/* An event was applied. */
+void scan_heights_add(struct pya_scan *s);
+/* At the end of the trace. */
+bool scan_heights_settle(struct pya_scan *s);
 
 /* ---- scan_timeline.c: bins, after an event was applied.  False: no host memory. ---- */
 

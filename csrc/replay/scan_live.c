@@ -247,7 +247,7 @@ block_end(struct pya_scan *s, size_t at) {
         kept->free_phase = scan_current_phase(s);
     }
     const bool is_kept = span_add(s, row, s->totals.n_events, scan_current_phase(s)) &&
-                         scan_stay_add(s, live, scan_current_phase(s));
+                         scan_stay_add(s, live, scan_current_phase(s)) && scan_heights_end(s, live);
     row->free_event = s->totals.n_events;
     row->free_phase = scan_current_phase(s);
     row->is_pending = true;
@@ -328,7 +328,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->allocated_of[e->device] > s->totals.device_peak[e->device]) {
         s->totals.device_peak[e->device] = s->allocated_of[e->device];
     }
-    return scan_segment_use(s, e) &&
+    return scan_segment_use(s, e) && scan_heights_live(s, live) &&
            (s->settings->short_life == 0 || scan_temporary_ask(s, e->device));
 }
 

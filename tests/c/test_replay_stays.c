@@ -1,4 +1,4 @@
-/* Who held memory from one mark to another, against a model that knows all lives. */
+/* Who held memory from one mark to another, and how high it stood beside that, against a model that knows all lives. */
 #include <unistd.h>
 
 #include "check.h"
@@ -180,6 +180,50 @@ test_bins(void) {
     free(model);
 }
 
+/* Does something that is alive at a moment begin or end with the event before another? */
+static bool
+is_change(const struct model *model, uint64_t around, uint64_t moment) {
+    for (size_t i = 0; i < model->n_lives; i++) {
+        const struct life *life = &model->lives[i];
+        if (is_alive(life, around) && (life->begin + 1 == moment || life->end + 1 == moment)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+test_heights(void) {
+    const uint64_t arounds[] = {1, 300, 2000, N_EVENTS};
+    for (uint64_t seed = 1; seed <= sizeof arounds / sizeof arounds[0]; seed++) {
+        const uint64_t around = arounds[seed - 1];
+        uint64_t rng = seed;
+        struct model *model = calloc(1, sizeof *model);
+        write_model(model, &rng);
+        struct pya_scan *scan = NULL;
+        const struct pya_scan_settings settings = {.device = -1, .n_bins = 2, .around = around};
+        CHECK_OK(pya_scan_run(path, &settings, &scan));
+        size_t n = 0;
+        const struct pya_scan_height *heights = pya_scan_heights(scan, &n);
+        size_t at = 0;
+        uint64_t most = 0;
+        CHECK(n > 0 && heights[0].event == 0);
+        for (uint64_t moment = 0; moment <= N_EVENTS && at < n; moment++) {
+            const bool begins = moment == 0 || is_change(model, around, moment);
+            CHECK_EQ(begins, heights[at].event == moment);
+            most = begins ? 0 : most;
+            const uint64_t now = bytes_at(model, moment);
+            most = now > most ? now : most;
+            if (at + 1 == n ? moment == N_EVENTS : heights[at + 1].event == moment + 1) {
+                CHECK_EQ(heights[at++].max_bytes, most);
+            }
+        }
+        CHECK_EQ(at, n);
+        pya_scan_destroy(scan);
+        free(model);
+    }
+}
+
 static void
 test_no_host_memory(void) {
     uint64_t rng = 5;
@@ -188,13 +232,14 @@ test_no_host_memory(void) {
     free(model);
     const uint64_t marks[] = {50, 500, 2000, 3999};
     const struct pya_scan_settings settings = {
-        .device = -1, .n_bins = 2, .marks = marks, .n_marks = 4};
+        .device = -1, .n_bins = 2, .marks = marks, .n_marks = 4, .around = 2000};
     scans_sweep(path, &settings);
 }
 
 static const struct check_case cases[] = {
     {"against_model", test_against_model},
     {"bins", test_bins},
+    {"heights", test_heights},
     {"no_host_memory", test_no_host_memory},
 };
 
