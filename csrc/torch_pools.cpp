@@ -197,23 +197,17 @@ live_blocks(int8_t device, pya_pool_id id) {
     return live;
 }
 
-/* The same of a private pool that is in use or holds memory; of others nothing can be told, as in torch's own allocator. */
+/* The same of a private pool; of one without a user or memory nothing can be told, as in torch's own allocator. */
 std::vector<pya_claim>
 live_blocks_of_private(int8_t device, pya_pool_id id) {
-    std::vector<pya_claim> live;
-    bool is_known = false;
-    if (id.first != 0 || id.second != 0) {
-        for (const pya_pool_info &info : pools_of(device)) {
-            is_known = is_known || (info.id.first == id.first && info.id.second == id.second);
+    for (const pya_pool_info &info : pools_of(device)) { /* each that has a user or memory */
+        if (info.id.first == id.first && info.id.second == id.second) {
+            return live_blocks(device, id);
         }
-        live = live_blocks(device, id);
     }
-    if (!is_known && live.empty()) {
-        throw std::runtime_error(
-            "pyalloc: there is no private pool (" + std::to_string(id.first) + ", " +
-            std::to_string(id.second) + ") on GPU " + std::to_string(device));
-    }
-    return live;
+    throw std::runtime_error(
+        "pyalloc: there is no private pool (" + std::to_string(id.first) + ", " +
+        std::to_string(id.second) + ") on GPU " + std::to_string(device));
 }
 
 } // namespace

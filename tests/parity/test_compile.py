@@ -156,6 +156,7 @@ def test_checkpoint_calls() -> None:
 def test_a_pool_that_nobody_knows_has_no_state() -> None:
     pool = torch.cuda.MemPool()
     known = pool.id
+    outside = torch.zeros(1000, device="cuda")
     with torch.cuda.use_mem_pool(pool):
         kept = torch.zeros(1000, device="cuda")
     del pool
@@ -167,7 +168,7 @@ def test_a_pool_that_nobody_knows_has_no_state() -> None:
         with pytest.raises(RuntimeError):
             torch._C._cuda_getCheckpointState(0, unknown)
         with pytest.raises(RuntimeError):
-            torch._C._cuda_checkPoolLiveAllocations(0, unknown, set())
+            torch._C._cuda_checkPoolLiveAllocations(0, unknown, {outside.data_ptr()})
 
 
 PLAIN = """
