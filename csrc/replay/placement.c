@@ -346,7 +346,7 @@ pya_placement_find(
     pya_status st = measure_live(blocks, n, &live);
     st = st == PYA_OK ? search_begin(&s) : st;
     if (st == PYA_OK) {
-        uint64_t best = n == 0 ? 0 : search_run(&s, n_rounds > 0 ? n_rounds : 1, live);
+        uint64_t best = search_run(&s, n_rounds > 0 ? n_rounds : 1, live);
         for (size_t i = 0; i < n; i++) {
             blocks[i].offset = s.found[i];
         }

@@ -62,6 +62,8 @@ test_nothing_and_one(void) {
     CHECK_EQ(found.extent_bytes, 512);
     CHECK_EQ(found.live_bytes, 512);
     CHECK_EQ(block.offset, 0);
+    CHECK_OK(pya_placement_find(&block, 1, 0, NULL, &found)); /* there is always one round */
+    CHECK_EQ(found.extent_bytes, 512);
 }
 
 static void
@@ -85,7 +87,7 @@ test_both_lives_count(void) {
         {.bytes = 2 * MIB, .lives = {{0, 4}, {10, 14}}},
         {.bytes = 2 * MIB, .lives = {{4, 10}, {14, 20}}},
         {.bytes = 2 * MIB, .lives = {{12, 13}}},
-        {.bytes = 2 * MIB, .lives = {{0, 0}}}, /* it never lives */
+        {.bytes = 4 * MIB, .lives = {{2, 2}}}, /* it never lives */
     };
     struct pya_placement found;
     CHECK_OK(pya_placement_find(blocks, 4, 10, NULL, &found));
@@ -118,12 +120,12 @@ test_more_rounds_help(void) {
     CHECK(n_better > 5);
 }
 
-/* Sets that can be placed without a gap, as they were cut out of a whole: most of them come close to it.  By the order of
- * size alone, with what ends highest brought to the front, half of them do. */
+/* Sets that can be placed without a gap, as they were cut out of a whole, end within 1 % above it on average: 0.6 %, but
+ * 1.2 % without other orders to begin with, and 1.8 % without the best one shaken. */
 static void
 test_other_orders_help(void) {
     uint64_t rng = 5;
-    size_t n_close = 0;
+    uint64_t above = 0;
     for (int set = 0; set < 40; set++) {
         struct pya_placed blocks[64] = {{.bytes = 64 * MIB, .lives = {{0, 1000}}}};
         for (size_t n = 1; n < 64;) {
@@ -144,9 +146,9 @@ test_other_orders_help(void) {
         CHECK_OK(pya_placement_find(blocks, 64, 1000, NULL, &found));
         check_placed(blocks, 64, found);
         CHECK_EQ(found.live_bytes, 64 * MIB);
-        n_close += found.extent_bytes <= 66 * MIB;
+        above += found.extent_bytes - found.live_bytes;
     }
-    CHECK(n_close > 30);
+    CHECK(above <= 40 * 64 * MIB / 100);
 }
 
 static void
@@ -167,6 +169,41 @@ test_any_blocks(void) {
         struct pya_placement found;
         CHECK_OK(pya_placement_find(blocks, n, 20, NULL, &found));
         check_placed(blocks, n, found);
+    }
+}
+
+/* What the watch was told, and after how many calls it wants no more. */
+struct watched {
+    uint64_t n_steps, least;
+    size_t n_calls, n_most;
+};
+
+static bool
+watch_goes_on(void *arg, uint64_t n_steps, uint64_t n_most) {
+    struct watched *watched = arg;
+    uint64_t n = n_steps - watched->n_steps;
+    CHECK(n_steps <= n_most);
+    watched->least = n < watched->least ? n : watched->least;
+    watched->n_steps = n_steps;
+    watched->n_calls++;
+    return watched->n_calls < watched->n_most;
+}
+
+/* It is told now and then how far it is, not at each block, and ends it. */
+static void
+test_the_watch_ends_it(void) {
+    enum { N = 6000 };
+    static struct pya_placed blocks[N];
+    for (size_t most = 1; most < 3; most++) {
+        struct watched watched = {.least = UINT64_MAX, .n_most = most};
+        const struct pya_placement_watch watch = {watch_goes_on, &watched};
+        struct pya_placement found;
+        for (size_t i = 0; i < N; i++) {
+            blocks[i] = (struct pya_placed){.bytes = 512, .lives = {{i, i + N}}};
+        }
+        CHECK_EQ(pya_placement_find(blocks, N, 3, &watch, &found), PYA_E_LIMIT);
+        CHECK_EQ(watched.n_calls, most);
+        CHECK(watched.least > 1000 * 1000);
     }
 }
 
@@ -206,6 +243,7 @@ static const struct check_case cases[] = {
     {"more_rounds_help", test_more_rounds_help},
     {"other_orders_help", test_other_orders_help},
     {"any_blocks", test_any_blocks},
+    {"the_watch_ends_it", test_the_watch_ends_it},
     {"too_much", test_too_much},
     {"no_host_memory", test_no_host_memory},
 };
