@@ -191,7 +191,7 @@ watch_goes_on(void *arg, uint64_t n_steps, uint64_t n_most) {
 
 /* It is told now and then how far it is, not at each block, and ends it. */
 static void
-test_the_watch_ends_it(void) {
+test_the_watch_is_told_how_far_it_is_and_ends_it(void) {
     enum { N = 6000 };
     static struct pya_placed blocks[N];
     for (size_t most = 1; most < 3; most++) {
@@ -243,7 +243,7 @@ static const struct check_case cases[] = {
     {"more_rounds_help", test_more_rounds_help},
     {"other_orders_help", test_other_orders_help},
     {"any_blocks", test_any_blocks},
-    {"the_watch_ends_it", test_the_watch_ends_it},
+    {"the_watch_ends_it", test_the_watch_is_told_how_far_it_is_and_ends_it},
     {"too_much", test_too_much},
     {"no_host_memory", test_no_host_memory},
 };
