@@ -149,6 +149,28 @@ test_whole_grains_are_stitched(void) {
     world_fini(&world);
 }
 
+/* As many free pages as a grain has, but of two grains in which live blocks sit: another grain goes. */
+static void
+test_a_grain_that_begins_below_a_run_stays(void) {
+    struct world world = {.config = {.capacity_bytes = 32 * GIB}};
+    world_init(&world, "");
+    CHECK_OK(pya_reserve(world.heap, 0, 8 * GIB, 0));
+    (void)take(&world, 8 * GIB - 96 * MIB, 0);
+    pya_dptr other = take(&world, 32 * MIB, 0);
+    pya_dptr low = take(&world, 2 * MIB, 0);
+    pya_dptr middle = take(&world, 32 * MIB, 0); /* of equals the highest goes */
+    pya_dptr high = take(&world, 30 * MIB, 0);
+    CHECK(low == other + 32 * MIB && middle == low + 2 * MIB && high == middle + 32 * MIB);
+    CHECK_OK(pya_reserve(world.heap, 0, 0, 0));
+    give(&world, middle);
+    give(&world, other);
+    CHECK_EQ(collect(&world, 32 * MIB), 32 * MIB);
+    CHECK_EQ(collect(&world, 32 * MIB), 0);
+    give(&world, low);
+    CHECK_EQ(collect(&world, 32 * MIB), 32 * MIB);
+    world_fini(&world);
+}
+
 /* Of grains that live blocks sit in one gives its free start: what lacks is made. */
 static void
 test_broken_grains_stay(void) {
@@ -338,6 +360,7 @@ static const struct check_case cases[] = {
     {"those_of_a_layout_come_at_once", test_those_of_a_layout_come_at_once},
     {"what_lies_behind_a_layout_comes_back", test_what_lies_behind_a_layout_comes_back},
     {"whole_grains_are_stitched", test_whole_grains_are_stitched},
+    {"a_grain_that_begins_below_a_run_stays", test_a_grain_that_begins_below_a_run_stays},
     {"broken_grains_stay", test_broken_grains_stay},
     {"a_little_is_trimmed", test_a_little_is_trimmed},
     {"bytes_are_the_same", test_bytes_are_the_same},
