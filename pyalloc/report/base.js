@@ -4,6 +4,7 @@ const $ = id => document.getElementById(id);
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const size = n => n < 512 ? Math.round(n) + (Math.round(n) === 1 ? " byte" : " bytes") : n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB" : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(1) + " KiB";
 const add = (parent, tag, text, name) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; if (name) e.className = name; parent.append(e); return e; };
+const coded = (parent, text) => text.split("`").forEach((part, i) => { if (part) add(parent, i % 2 ? "code" : "span", part); });
 const PALETTE = ["#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#84cc16", "#ec4899", "#a16207", "#64748b", "#0f766e"];
 const KNOWN = { activations: 2, "backward temporaries": 3, buffers: 8, "freed, other streams work on it": 10, gradients: 0, "idle in private pools": 7, "optimizer state": 5, parameters: 4, temporaries: 1, workspace: 9 };
 const ALARM = PALETTE[3], PHASE_COLORS = PALETTE.slice(1).filter(c => c !== ALARM); // the peak and out of memory have it to themselves
@@ -40,5 +41,9 @@ function own(stack) { // the innermost line of the user's code
 const LEFT = 70; // of a timeline, for the numbers of its axis
 function axis(g, width, top, y) {
   g.font = "11px system-ui"; g.fillStyle = css("--soft"); g.strokeStyle = css("--line"); g.textAlign = "right";
-  for (let i = 0; i <= 4; i++) { const v = top * i / 4; g.fillText(size(v), LEFT - 6, Math.max(10, y(v) + 4)); g.beginPath(); g.moveTo(LEFT, y(v)); g.lineTo(width, y(v)); g.stroke(); }
+  const step = 2 ** Math.max(0, Math.ceil(Math.log2(top / 6))), last = g.canvas.clientHeight - 1; // three to six round amounts
+  for (let v = 0; v <= top; v += step) {
+    g.fillText(v ? size(v).replace(/\.?0+ (?=.iB)/, " ") : "0", LEFT - 6, Math.min(last, Math.max(10, y(v) + 4)));
+    g.beginPath(); g.moveTo(LEFT, y(v)); g.lineTo(width, y(v)); g.stroke();
+  }
 }

@@ -16,13 +16,13 @@ for (const [name, before, after, told] of [
 for (const text of D.notes) add($("notes"), "li", text);
 $("verdict").textContent = `${D.isOfOne ? "" : AFTER.name + " by itself: "}${D.verdict}`;
 for (const text of D.leaks) add($("leaks"), "li", text);
-for (const text of D.caveats) add($("caveats"), "div", text, "caveat");
+for (const text of D.caveats) coded(add($("caveats"), "div", undefined, "caveat"), text);
 
 const most = Object.fromEntries(Object.entries(D.tables).map(([kind, rows]) => [kind, Math.max(1, ...rows.map(r => Math.abs(r[2] - r[1])))]));
 const mostOf = new Map(Object.entries(D.tables).flatMap(([kind, rows]) => rows.map(r => [r, most[kind]])));
 tabbed({ tabs: $("tabs"), table: $("changes"), more: $("more"), tables: D.tables, columns: [
   ["change", "n", r => Math.abs(r[2] - r[1]), (cell, r) => cell.append(r[2] === r[1] ? "0" : signed(r[2] - r[1]))],
-  ["before", "n", r => r[1], (cell, r) => cell.append(size(r[1]))],
+  ["before", "n wide", r => r[1], (cell, r) => cell.append(size(r[1]))],
   ["after", "n", r => r[2], (cell, r) => cell.append(size(r[2]))],
   ["blocks", "n wide", r => r[4] - r[3], (cell, r) => cell.append(r[3] || r[4] ? r[3] === r[4] ? r[4].toLocaleString() : `${r[3].toLocaleString()} → ${r[4].toLocaleString()}` : "")],
   ["what", "name", r => r[0], (cell, r) => cell.append(r[0])],

@@ -35,6 +35,15 @@ needs_browser = pytest.mark.skipif(
 )
 
 
+# What axis() writes beside a timeline of so many bytes.
+TICKS = """(() => {
+    const said = [], nothing = () => {};
+    const pen = {fillText: text => said.push(text), beginPath: nothing, moveTo: nothing, lineTo: nothing, stroke: nothing};
+    axis({...pen, canvas: {clientHeight: 200}}, 300, %s, v => v);
+    return said.join();
+})()"""
+
+
 class Browser:
     """As much of the DevTools protocol as the tests need, over its WebSocket."""
 
@@ -178,6 +187,12 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
             page.call(f"{domain}.enable")
         page.visit(target)
         assert page.value("document.querySelectorAll('#peak tr').length") > 0
+        for top, told in (
+            (4.47 * 2**30, "0,1 GiB,2 GiB,3 GiB,4 GiB"),
+            (1.6 * 2**30, "0,512 MiB,1 GiB,1.5 GiB"),
+            (1, "0,1 byte"),
+        ):
+            assert page.value(TICKS % top) == told
         assert page.value("document.querySelectorAll('b').length") == 6  # nothing was injected
         for kind in ("category", "line", "module", "size"):
             page.value(f"document.querySelector('[data-kind={kind}]').click()")
@@ -514,7 +529,7 @@ def test_the_page_names_no_other_place(plan: Plan) -> None:
     assert not re.search(r"(https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text)
     assert "</script><script>alert" not in text
     assert "default-src 'none'" in text
-    assert re.search(r"<noscript>.*`pyalloc report FILE`.*</noscript>", text)
+    assert re.search(r"<noscript>.*<code>pyalloc report FILE</code>.*</noscript>", text)
 
 
 @needs_browser
