@@ -358,7 +358,8 @@ class Analysis:
         if where or told.stack:
             return where or self.nameless(told.stack)
         made = told.alloc_event
-        return self.nameless(0, "backward") if made is not None and self._is_of_backward(made) else ""
+        is_known = made is not None and self._is_of_backward(made)
+        return self.nameless(0, "backward") if is_known else ""
 
     @cached_property
     def n_before(self) -> int:

@@ -38,8 +38,8 @@ needs_browser = pytest.mark.skipif(
 # What axis() writes beside a timeline of so many bytes.
 TICKS = """(() => {
     const said = [], nothing = () => {};
-    const pen = {fillText: text => said.push(text), beginPath: nothing, moveTo: nothing, lineTo: nothing, stroke: nothing};
-    axis({...pen, canvas: {clientHeight: 200}}, 300, %s, v => v);
+    const pen = {beginPath: nothing, moveTo: nothing, lineTo: nothing, stroke: nothing};
+    axis({...pen, fillText: text => said.push(text), canvas: {clientHeight: 200}}, 300, %s, v => v);
     return said.join();
 })()"""
 
