@@ -90,6 +90,7 @@ lay_begin(struct pya_arena *arena, const struct pya_layout *layout) {
     repeat->n_room = REPEAT_KEPT;
     repeat->n_most = REPEAT_KEPT;
     repeat->n_laid = repeat->n;
+    repeat->is_laid = true;
     repeat->n_review = repeat->n + REPEAT_KEPT;
     repeat->follow = 1;
     repeat->streak = repeat->n;
@@ -161,7 +162,7 @@ lay_has_room(const struct pya_arena *arena, size_t n_pages) {
 
 bool
 pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    const bool is_laid = pya_repeat_is_laid(arena->repeat) && addr != 0;
+    const bool is_laid = arena->repeat->is_laid && addr != 0;
     size_t n_pages = 0;
     bool is_free = is_laid && lay_hole(arena, addr, bytes, &n_pages) != NULL;
     arena->lacks_pages = is_free ? n_pages : 0;

@@ -69,12 +69,12 @@ static bool
 repeat_is_known(struct pya_repeat *repeat) {
     size_t streak = repeat_stretch(repeat);
     /* A layout was made for this program: one request that is as foreseen is enough. */
-    if (streak < (pya_repeat_is_laid(repeat) ? 1 : REPEAT_LEAST)) {
+    if (streak < (repeat->is_laid ? 1 : REPEAT_LEAST)) {
         return false;
     }
     repeat->is_promising = true;
     size_t period = repeat->n - repeat->like;
-    if (pya_repeat_is_laid(repeat) || streak >= repeat->n / REPEAT_SHARE ||
+    if (repeat->is_laid || streak >= repeat_n_made(repeat) / REPEAT_SHARE ||
         streak >= REPEAT_ENOUGH) {
         repeat->period = period;
         return true;
@@ -166,8 +166,9 @@ repeat_is_settling(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
     size_t period = repeat->n - repeat->like;
     size_t streak = repeat_stretch(repeat);
-    size_t n = repeat->n < REPEAT_ENOUGH ? repeat->n : REPEAT_ENOUGH;
-    if (pya_repeat_is_laid(repeat) && repeat->n / SETTLE_PERIODS <= repeat->n_laid) {
+    size_t n_made = repeat_n_made(repeat);
+    size_t n = n_made < REPEAT_ENOUGH ? n_made : REPEAT_ENOUGH;
+    if (repeat->is_laid && repeat->n / SETTLE_PERIODS <= repeat->n_laid) {
         return repeat->n_sorted <= SETTLE_SPANS_MOST;
     }
     return repeat_is_steady(arena) && repeat->n_sorted <= SETTLE_SPANS_MOST &&
@@ -288,7 +289,7 @@ littles_take(struct pya_arena *arena, size_t bytes) {
         return NULL;
     }
     pya_arena_unpark(arena);
-    size_t n_most = pya_repeat_is_laid(arena->repeat) ? LITTLE_STEPS_LAID : LITTLE_STEPS;
+    size_t n_most = arena->repeat->is_laid ? LITTLE_STEPS_LAID : LITTLE_STEPS;
     struct pya_block *run = pya_repeat_run_at(arena, addr, bytes, n_most);
     if (run == NULL) {
         (void)pya_lay_lacks(arena, addr, bytes);
@@ -324,7 +325,7 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     if (arena->littles != NULL) {
         size_t period = repeat->n - repeat->like;
         bool has_settled = repeat_is_steady(arena) && repeat_stretch(repeat) >= period;
-        arena->littles->is_followed = is_known && (has_settled || pya_repeat_is_laid(repeat));
+        arena->littles->is_followed = is_known && (has_settled || repeat->is_laid);
     }
     if (!is_known) {
         return NULL;
@@ -364,11 +365,20 @@ repeat_review(struct pya_arena *arena) {
     repeat->n_review = repeat->n + (size_t)2 * REPEAT_ENOUGH;
 }
 
+/* Is the layout of another program?  Then one request that is as foreseen is chance, and the program does as without it. */
+static void
+repeat_weigh_layout(struct pya_repeat *repeat) {
+    const size_t n_made = repeat_n_made(repeat) + 1;
+    const size_t n_to_meet = n_made < repeat->n_laid ? n_made : repeat->n_laid;
+    repeat->n_met += repeat->streak > 0 && repeat->like < repeat->n_laid;
+    repeat->is_laid = n_made % REPEAT_LEAST != 0 || repeat->n_met >= n_to_meet / REPEAT_SHARE;
+}
+
 /* Chooses what the next request should be like. */
 static void
 repeat_go_on(struct pya_repeat *repeat) {
     bool is_lost = repeat->like == repeat->n;
-    if (is_lost && pya_repeat_is_laid(repeat) && repeat->n_unforeseen < REPEAT_RESUME) {
+    if (is_lost && repeat->is_laid && repeat->n_unforeseen < REPEAT_RESUME) {
         repeat->n_unforeseen++; /* it may be one more than there were when the layout was made */
         return;
     }
@@ -397,6 +407,9 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
         repeat->n_broken = repeat->n;
     }
     repeat->streak = streak;
+    if (PYA_UNLIKELY(repeat->is_laid)) {
+        repeat_weigh_layout(repeat);
+    }
     repeat_go_on(repeat);
     if (arena->littles != NULL) {
         arena->littles->first[repeat->n % REPEAT_KEPT] = arena->littles->n;

@@ -73,6 +73,8 @@ struct pya_repeat {
     pya_dptr laid_from;  /* where the layout's places begin, */
     pya_dptr laid_to;    /* and end */
     size_t n_unforeseen; /* requests in a row that the layout does not have */
+    size_t n_met;        /* requests that the layout does have, in its order, while is_laid */
+    bool is_laid;        /* the layout is of this program, as far as is known */
     bool is_known;       /* this request is one of a program that repeats itself */
     bool is_promising;   /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
@@ -107,10 +109,10 @@ repeat_is_like(const struct pya_repeat *repeat, size_t i, uint64_t mixed) {
     return is_kept && (uint16_t)repeat->kept[i % repeat->n_room] == mixed;
 }
 
-/* Is the program followed by a layout that was made for it? */
-static inline bool
-pya_repeat_is_laid(const struct pya_repeat *repeat) {
-    return repeat->n_laid > 0;
+/* Requests that were made, those of a layout not counted. */
+static inline size_t
+repeat_n_made(const struct pya_repeat *repeat) {
+    return repeat->n - repeat->n_laid;
 }
 
 /* The FREE run of the arena in which [addr, addr + bytes) lies, if no more than n_most blocks are passed on the way. */

@@ -1,0 +1,66 @@
+/* Layouts of other programs: from when on it shows that a layout is none of this one's, the program does as without it. */
+#include "world.h"
+
+enum { N_LAYERS = 12, N_STEPS = 60 };
+
+/* Steps of ever new lengths, in which each layer asks for the same: it repeats itself within a step only.  Returns the most
+ * bytes reserved. */
+static size_t
+varying_run(struct world *world, uint64_t seed) {
+    pya_dptr kept[2 * N_LAYERS];
+    size_t most = 0;
+    for (int step = 0; step < N_STEPS; step++) {
+        const size_t length = 20 + check_below(&seed, 60);
+        const size_t n_layers = N_LAYERS / 2 + check_below(&seed, N_LAYERS / 2);
+        for (size_t i = 0; i < n_layers; i++) {
+            kept[2 * i] = take(world, length * MIB / 16, 0);
+            give(world, take(world, length * MIB / 5, 0));
+            kept[2 * i + 1] = take(world, length * MIB / 9, 0);
+        }
+        most = reserved(world) > most ? reserved(world) : most;
+        for (size_t i = n_layers; i-- > 0;) {
+            pya_dptr gradient = take(world, length * MIB / 11, 0);
+            give(world, kept[2 * i + 1]);
+            give(world, take(world, length * MIB / 5, 0));
+            give(world, kept[2 * i]);
+            give(world, gradient);
+        }
+        most = reserved(world) > most ? reserved(world) : most;
+    }
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+    return most;
+}
+
+static void
+test_a_request_that_is_as_before_is_chance(void) {
+    enum { N = 300, FEW = 64 };
+    static struct pya_layout_place places[N];
+    for (size_t i = 0; i < N; i++) {
+        size_t bytes = (100 + i % 7) * MIB; /* none that is asked for */
+        places[i] = (struct pya_layout_place){i % 4 * 128 * MIB, bytes, 2};
+    }
+    const struct pya_layout layout = {places, N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        size_t most[2];
+        int64_t n_repeats[2];
+        for (int is_laid = 0; is_laid < 2; is_laid++) {
+            struct world world = {.layouts = is_laid ? &layout : NULL};
+            world_init(&world, "");
+            most[is_laid] = varying_run(&world, seed);
+            n_repeats[is_laid] = stat_of(world.heap, 0, "pyalloc_repeats");
+            CHECK_EQ(stat_of(world.heap, 0, "pyalloc_planned"), 0);
+            world_fini(&world);
+        }
+        CHECK(n_repeats[1] <= n_repeats[0] + FEW);
+        CHECK(most[1] <= most[0] + 2 * PYA_PAGE);
+    }
+}
+
+static const struct check_case cases[] = {
+    {"a_request_that_is_as_before_is_chance", test_a_request_that_is_as_before_is_chance},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
