@@ -365,13 +365,19 @@ repeat_review(struct pya_arena *arena) {
     repeat->n_review = repeat->n + (size_t)2 * REPEAT_ENOUGH;
 }
 
-/* Is the layout of another program?  Then one request that is as foreseen is chance, and the program does as without it. */
+/* Is the layout of another program?  Then one request that is as foreseen is chance, and the program does as without it,
+ * until REPEAT_LEAST in a row are: it may have begun with what the layout does not have, a state that it loads. */
 static void
 repeat_weigh_layout(struct pya_repeat *repeat) {
     const size_t n_made = repeat_n_made(repeat) + 1;
-    const size_t n_to_meet = n_made < repeat->n_laid ? n_made : repeat->n_laid;
-    repeat->n_met += repeat->streak > 0 && repeat->like < repeat->n_laid;
-    repeat->is_laid = n_made % REPEAT_LEAST != 0 || repeat->n_met >= n_to_meet / REPEAT_SHARE;
+    const bool is_met = repeat->streak > 0 && repeat->like < repeat->n_laid;
+    repeat->n_met += is_met;
+    if (is_met && repeat->streak >= REPEAT_LEAST) {
+        repeat->is_laid = true;
+    } else if (n_made % REPEAT_LEAST == 0) {
+        const size_t n_to_meet = n_made < repeat->n_laid ? n_made : repeat->n_laid;
+        repeat->is_laid = repeat->is_laid && repeat->n_met >= n_to_meet / REPEAT_SHARE;
+    }
 }
 
 /* Chooses what the next request should be like. */
@@ -407,7 +413,7 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
         repeat->n_broken = repeat->n;
     }
     repeat->streak = streak;
-    if (PYA_UNLIKELY(repeat->is_laid)) {
+    if (PYA_UNLIKELY(repeat->n_laid > 0)) {
         repeat_weigh_layout(repeat);
     }
     repeat_go_on(repeat);

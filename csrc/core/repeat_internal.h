@@ -73,7 +73,7 @@ struct pya_repeat {
     pya_dptr laid_from;  /* where the layout's places begin, */
     pya_dptr laid_to;    /* and end */
     size_t n_unforeseen; /* requests in a row that the layout does not have */
-    size_t n_met;        /* requests that the layout does have, in its order, while is_laid */
+    size_t n_met;        /* requests that the layout does have, in its order */
     bool is_laid;        /* the layout is of this program, as far as is known */
     bool is_known;       /* this request is one of a program that repeats itself */
     bool is_promising;   /* something has repeated since the last review */

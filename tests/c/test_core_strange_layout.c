@@ -1,4 +1,5 @@
-/* Layouts of other programs: from when on it shows that a layout is none of this one's, the program does as without it. */
+/* Layouts of other programs: from when on it shows that a layout is none of this one's, the program does as without it.  One
+ * that comes to its layout late has it then. */
 #include "world.h"
 
 enum { N_LAYERS = 12, N_STEPS = 60 };
@@ -56,8 +57,47 @@ test_a_request_that_is_as_before_is_chance(void) {
     }
 }
 
+/* A state that is loaded first where a training is resumed, or an evaluation: the layout was made without. */
+static void
+test_a_program_comes_to_its_layout_late(void) {
+#ifdef PYA_TEST_TINY
+    enum { N = 25, N_BEFORE = 5 * N };
+#else
+    enum { N = 200, N_BEFORE = 5 * N };
+#endif
+    static struct pya_layout_place places[2 * N];
+    static pya_dptr kept[N_BEFORE];
+    uint64_t end = 0;
+    for (size_t i = 0; i < N; i++) {
+        places[i] = (struct pya_layout_place){end, (i * 7 % 11 + 1) * (MIB / 2) + MIB, N - i};
+        places[N + i] = places[i];
+        end += places[i].bytes;
+    }
+    const struct pya_layout layout = {places, 2 * N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    for (size_t n_before = N_BEFORE / 10; n_before <= N_BEFORE; n_before *= 10) {
+        struct world world = {.layouts = &layout};
+        world_init(&world, "");
+        for (size_t i = 0; i < n_before; i++) {
+            kept[i] = take(&world, MIB + 512 * (i + 1), 0);
+        }
+        for (size_t i = 0; i < n_before; i++) {
+            give(&world, kept[i]);
+        }
+        for (size_t i = 0; i < 2 * N; i++) {
+            kept[i % N] = take(&world, places[i].bytes, 0);
+            for (size_t k = 0; (i + 1) % N == 0 && k < N; k++) {
+                give(&world, kept[k]);
+            }
+        }
+        CHECK(stat_of(world.heap, 0, "pyalloc_planned") >= N / 2);
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+        world_fini(&world);
+    }
+}
+
 static const struct check_case cases[] = {
     {"a_request_that_is_as_before_is_chance", test_a_request_that_is_as_before_is_chance},
+    {"a_program_comes_to_its_layout_late", test_a_program_comes_to_its_layout_late},
 };
 
 int
