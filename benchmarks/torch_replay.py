@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hostcuda
+from benchmarks.compiling import is_older, making
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOCATORS = ("native", "expandable", "pyalloc")
@@ -63,27 +64,15 @@ def build_caller() -> Path:
     c10 = ROOT / "benchmarks" / "c10"
     cpp = sorted(c10.glob("*.cpp"))
     headers = [*replay.glob("*.h"), *c10.glob("*.hpp")]
-    newest = max(path.stat().st_mtime for path in [*cpp, *c_sources, *headers])
-    if library.exists() and library.stat().st_mtime >= newest:
+    if not is_older(library, [*cpp, *c_sources, *headers]):
         return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    objects = []
-    for source in c_sources:
-        objects.append(str(library.parent / f"{source.stem}.o"))
-        command = ["cc", "-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-c", str(source)]
-        subprocess.run([*command, "-o", objects[-1]], check=True)
-    command = [
-        "c++",
-        "-std=c++17",
-        "-O2",
-        "-g",
-        "-shared",
-        "-fPIC",
-        "-fvisibility=hidden",
-        *map(str, cpp),
-        *objects,
-    ]
-    subprocess.run([*command, "-o", str(library), "-lpthread", "-ldl"], check=True)
+    flags = ["-O2", "-g", "-fPIC", "-fvisibility=hidden"]
+    with making(library) as made:
+        command = ["cc", "-std=c11", *flags, "-c", *map(str, c_sources)]
+        subprocess.run(command, cwd=made.parent, check=True)
+        objects = [str(made.parent / f"{source.stem}.o") for source in c_sources]
+        command = ["c++", "-std=c++17", *flags, "-shared", *map(str, cpp), *objects]
+        subprocess.run([*command, "-o", str(made), "-lpthread", "-ldl"], check=True)
     return library
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.compiling import making
 from benchmarks.torch_replay import ROOT
 
 HERE = Path(__file__).parent
@@ -66,13 +66,10 @@ def why_not() -> str | None:
 
 def _compile(source: Path, includes: list[Path], flags: list[str]) -> Path:
     library = ROOT / "build" / "peers" / f"lib{source.stem}_peer.so"
-    library.parent.mkdir(parents=True, exist_ok=True)
     command = ["c++", "-std=c++17", "-O2", "-DNDEBUG", "-shared", "-fPIC", "-fvisibility=hidden"]
     command += [*flags, *(flag for folder in includes for flag in ("-isystem", str(folder)))]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / library.name
+    with making(library) as made:
         subprocess.run([*command, str(source), "-o", str(made)], check=True)
-        made.replace(library)
     return library
 
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import hostcuda
+from benchmarks.compiling import is_older, making
 from benchmarks.helping import HelpFormatter
 
 HERE = Path(__file__).resolve().parent
@@ -40,22 +41,11 @@ def build_recorder() -> Path:
         *(ROOT / "csrc" / "replay" / name for name in ("trace_write.c", "varint.c")),
     ]
     sources.append(ROOT / "csrc" / "core" / "base.c")
-    if not library.exists() or library.stat().st_mtime < max(
-        path.stat().st_mtime for path in sources
-    ):
-        BUILD.mkdir(parents=True, exist_ok=True)
-        command = [
-            "cc",
-            "-std=c11",
-            "-O2",
-            "-g",
-            "-shared",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-o",
-            str(library),
-        ]
-        subprocess.run([*command, *map(str, sources), "-lpthread", "-ldl"], check=True)
+    if is_older(library, sources):
+        command = ["cc", "-std=c11", "-O2", "-g", "-shared", "-fPIC", "-fvisibility=hidden"]
+        with making(library) as made:
+            command += ["-o", str(made), *map(str, sources), "-lpthread", "-ldl"]
+            subprocess.run(command, check=True)
     return library
 
 
