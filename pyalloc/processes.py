@@ -98,7 +98,10 @@ def find(pid: int) -> Process:
     if status["State"].startswith(("T", "t")) and status["TracerPid"] == "0":
         raise UsageError(f"process {pid} is stopped; kill -CONT {pid} lets it go on")
     _check_place(pid)
-    return Process(pid, command(pid), _files(pid))
+    files = _files(pid)
+    if not files and has_ended(pid):  # since it was looked at
+        raise UsageError(f"process {pid} has ended")
+    return Process(pid, command(pid), files)
 
 
 def _status(pid: int) -> dict[str, str]:

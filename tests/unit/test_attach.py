@@ -123,6 +123,16 @@ def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]
     assert os.listdir() == []
 
 
+def test_a_process_that_ends_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for another program, for nothing was mapped into it any more."""
+    monkeypatch.setattr(processes, "_check_there", lambda *_: None)
+    with process("cat") as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(UsageError, match=f"process {pid} has ended$"):
+            processes.find(pid)
+
+
 def test_a_thread_is_told_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
