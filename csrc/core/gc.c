@@ -84,11 +84,6 @@ gc_compare(const void *a, const void *b) {
     return (left->run->addr < right->run->addr) - (left->run->addr > right->run->addr);
 }
 
-static bool
-arena_may_give(const struct pya_arena *arena) {
-    return arena->free_bytes >= PYA_PAGE && arena->idle_seq > 0;
-}
-
 /* Once for all of them: each time every stream is asked. */
 static void
 card_ask(struct pya_card *card) {
@@ -123,9 +118,6 @@ gc_gather(struct pya_card *card, size_t *n_out) {
     }
     uint64_t requests = pya_card_requests(card);
     for (struct pya_arena *a = card->common; a != NULL; a = a->next_common) {
-        if (!arena_may_give(a)) {
-            continue;
-        }
         struct pya_block *run = pya_fit_find(&a->fit, PYA_PAGE);
         for (; run != NULL; run = pya_fit_next(&a->fit, run)) {
             size_t n_pages = pya_run_pages(run->addr, run->bytes);
@@ -149,7 +141,7 @@ run_high_end(const struct pya_block *run, size_t n_most, pya_page_id *ids) {
     size_t end = pya_block_end_slot(run);
     size_t place = pages->items[slots[end - 1].page].place + (size_t)1;
     if (place < pya_page_n(pages, slots[end - 1].page)) { /* the last one is not free as a whole */
-        end = place < end - first ? end - place : first;
+        end -= smaller(place, end - first);
     }
     size_t slot = end;
     while (slot > first) {
@@ -195,12 +187,12 @@ collect_pages(struct pya_card *card, size_t n_most, const struct pya_arena *keep
 static size_t
 collect_plain(struct pya_card *card, size_t n_bytes) {
     size_t n_freed = 0;
-    for (unsigned age = 65; age > 0 && n_freed < n_bytes; age--) {
+    for (unsigned age = 65; age > 0; age--) {
         for (struct pya_arena *a = card->common; a != NULL && n_freed < n_bytes;
              a = a->next_common) {
             uint64_t unused = pya_card_requests(card) - a->seen_requests;
             size_t n_here = 0;
-            if (bits_of(unused) != age - 1 || !arena_may_give(a)) {
+            if (bits_of(unused) != age - 1) {
                 continue;
             }
             pya_status st = pya_plain_trim_idle(a, n_bytes - n_freed, &n_here);
@@ -265,7 +257,7 @@ gc_excess(
 /* The last collection took nothing that was needed: the next may come sooner again. */
 static void
 gc_forgive(struct pya_usage *usage, uint64_t requests) {
-    if (usage->collected_at > 0 && requests - usage->collected_at >= 4 * usage->wait) {
+    if (requests - usage->collected_at >= 4 * usage->wait) {
         usage->wait = usage->wait / 2 > GC_WAIT_LEAST ? usage->wait / 2 : GC_WAIT_LEAST;
     }
 }
@@ -366,9 +358,8 @@ pya_gc_note_request(struct pya_card *card) {
     struct pya_window *window = &usage->by_time;
     uint64_t now = pya_device_clock_ns(card->dev);
     uint64_t length = (uint64_t)(card->options.trim_after * 1e9);
-    bool was_away =
-        usage->last_call_ns > 0 && now > usage->last_call_ns && now - usage->last_call_ns >= length;
-    bool is_due = now < window->began || now - window->began >= length || was_away;
+    bool was_away = now > usage->last_call_ns && now - usage->last_call_ns >= length;
+    bool is_due = now - window->began >= length || was_away; /* also of a clock that was set back */
     usage->last_call_ns = now;
     if (!is_due) {
         return;

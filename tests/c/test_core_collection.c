@@ -42,6 +42,22 @@ test_the_largest_of_the_oldest_goes_first(void) {
     world_fini(&world);
 }
 
+/* Of equals the highest goes, also where it is the only page that is free; and no less than was asked for. */
+static void
+test_the_highest_of_equals_goes_first(void) {
+    struct world world = {0};
+    pya_dptr ptrs[8];
+    world_full(&world, ptrs);
+    give(&world, ptrs[2]);
+    give(&world, ptrs[4]);
+    grow_old(&world, ptrs);
+    CHECK_EQ(collect(&world, PYA_PAGE), PYA_PAGE);
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[2]);
+    give(&world, ptrs[2]);
+    CHECK_EQ(collect(&world, 1), PYA_PAGE);
+    world_fini(&world);
+}
+
 /* But what is mapped at a second address, which would have to be made again too, goes last. */
 static void
 test_what_has_a_second_address_goes_last(void) {
@@ -129,8 +145,8 @@ test_segments_of_two_streams(void) {
         if (i == 1) {
             CHECK_OK(pya_pool_begin(world.heap, 0, pool, (struct pya_stream_filter){0}));
         }
-        CHECK_OK(pya_trim(world.heap, 0, 40 * MIB));
-        CHECK_EQ(reserved(&world), 40 * MIB);
+        CHECK_OK(pya_trim(world.heap, 0, (i == 0 ? 70 : 40) * MIB)); /* segments go whole */
+        CHECK_EQ(reserved(&world), (i == 0 ? 60 : 40) * MIB);
         world_fini(&world);
     }
 }
@@ -157,14 +173,16 @@ test_segments_make_room_for_the_next(void) {
 static void
 test_what_is_left_to_others_is_kept_free(void) {
     static const char *const options[] = {
-        "vmm:False,keep_free:900MiB", "vmm:False,keep_free:884MiB", "vmm:False,keep_free:880MiB"};
-    for (size_t i = 0; i < 3; i++) { /* the second one: to the byte */
+        "vmm:False,keep_free:900MiB", "vmm:False,keep_free:884MiB", "vmm:False,keep_free:880MiB",
+        "vmm:False,keep_free:2000MiB"};
+    for (size_t i = 0; i < 4;
+         i++) { /* the second one: to the byte; the last one: more than there is */
         struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
         world_init(&world, options[i]);
         (void)take(&world, 60 * MIB, 0);
         give(&world, take(&world, 40 * MIB, 16));
         (void)take(&world, 40 * MIB, 0);
-        CHECK_EQ(reserved(&world), (i == 0 ? 100 : 140) * MIB);
+        CHECK_EQ(reserved(&world), (i == 0 || i == 3 ? 100 : 140) * MIB);
         world_fini(&world);
     }
 }
@@ -569,6 +587,7 @@ static const struct check_case cases[] = {
     {"what_is_wanted_stays", test_what_is_wanted_stays},
     {"oldest_goes_first", test_the_oldest_goes_first},
     {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},
+    {"highest_goes_first", test_the_highest_of_equals_goes_first},
     {"second_address_goes_last", test_what_has_a_second_address_goes_last},
     {"segments_of_two_streams", test_segments_of_two_streams},
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},

@@ -209,6 +209,8 @@ test_what_others_made_meanwhile_is_theirs(void) {
     (void)take(&world, 60 * MIB, 0);
     CHECK(growing == NULL);
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_regretted"), 20);
+    (void)take(&world, 20 * MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_regretted"), 30);
     world_fini(&world);
 }
 
