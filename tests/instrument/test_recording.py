@@ -412,6 +412,20 @@ def test_events_and_marks_keep_their_order(record: Record) -> None:
     assert all((p.n_made, p.n_left) == (1, 1) for p in phases)
 
 
+def test_events_of_two_devices_keep_their_order(record: Record) -> None:
+    """Each device has a history of its own, and what is asked for comes before what was there goes."""
+    path = record("""
+    import torch
+    for i in range(40):
+        x = torch.empty(4096, dtype=torch.uint8, device=f"cuda:{i % 2}")
+    """, "--allocator", "pyalloc", "--devices", "2")  # fmt: skip
+    told = [(e.kind, e.device) for e in events(path) if e.kind in ("alloc", "free_requested")]
+    expected = [("alloc", 0)]
+    for i in range(1, 40):
+        expected += [("alloc", i % 2), ("free_requested", (i - 1) % 2)]
+    assert told[: len(expected)] == expected
+
+
 def test_cpp_frames_begin_where_the_request_came_from(record: Record) -> None:
     path = record("""
     import torch
