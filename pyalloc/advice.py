@@ -119,17 +119,38 @@ def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], in
     return through
 
 
-def _falls_without(kept: set[Block], idle: list[Phase], analysis: Analysis) -> int:
+def _bytes_before(runs: list[list[Phase]], analysis: Analysis) -> Callable[[Phase], int]:
+    """How much more was alive when a phase began than when the passes that keep memory did, between which it lies.
+
+    So much they kept until then, whether it is alive at the peak or not.
+    """
+    ends = [p.begin for p in analysis.phases if p.name in ("backward", "optimizer")]
+
+    def before(phase: Phase) -> int:
+        at = bisect.bisect(runs, phase.begin, key=lambda run: run[0].begin) - 1
+        if at < 0:
+            return 0
+        first = runs[at][0]
+        if bisect.bisect(ends, phase.begin) > bisect.bisect(ends, first.begin):
+            return 0
+        return max(0, phase.begin_bytes - first.begin_bytes)
+
+    return before
+
+
+def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis) -> int:
     """How far the peak falls if these passes keep nothing: to what is still needed, or to another pass's peak."""
     if not kept:
         return 0
     elsewhere = 0
-    through = _bytes_through(kept, analysis)
+    idle = [phase for run in runs for phase in run]
+    through, before = _bytes_through(kept, analysis), _bytes_before(runs, analysis)
     for phase in sorted(analysis.phases, key=lambda phase: -phase.peak_bytes):
         if phase.peak_bytes <= elsewhere:
             break
         if _in_pass(idle, phase.begin, phase.end) is None:
-            elsewhere = max(elsewhere, phase.peak_bytes - through(phase))
+            goes = max(through(phase), before(phase))
+            elsewhere = max(elsewhere, phase.peak_bytes - goes)
     needed = max(block.bytes for block in kept)  # by the operation at work
     peak: int = analysis.totals["peak_bytes"]
     return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
@@ -138,11 +159,12 @@ def _falls_without(kept: set[Block], idle: list[Phase], analysis: Analysis) -> i
 def _without(runs: list[list[Phase]], analysis: Analysis) -> tuple[int, str, int, str]:
     """Most passes in a row, what one keeps at most, how far the peak falls if none does, and that in words."""
     most = max(runs, key=len)
-    each = max(phase.left_bytes for phase in most)
+    left = [phase.left_bytes for phase in most]
+    each = f"{'up to ' * (2 * min(left) < max(left))}{size(max(left))}"
     passes = [phase for run in runs for phase in run]
-    saved = _falls_without(_kept_by(passes, analysis), passes, analysis)
+    saved = _falls_without(_kept_by(passes, analysis), runs, analysis)
     falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
-    return len(most), size(each), saved, f"The peak {falls}."
+    return len(most), each, saved, f"The peak {falls}."
 
 
 def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
