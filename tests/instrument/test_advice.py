@@ -72,7 +72,7 @@ def test_what_is_too_little_is_not_looked_for_in_all_phases_and_blocks(plan: Pla
 
 
 def test_small_passes_of_an_evaluation_go_with_what_the_others_keep(plan: Plan) -> None:
-    """pytorch-tabnet's explain(): modules called one by one, some of which keep next to nothing, for several batches."""
+    """pytorch-tabnet's explain(): modules called one by one, some of which keep next to nothing, batch by batch."""
     address = 1 << 30
 
     def made(name: str, *sizes: int) -> list[int]:
