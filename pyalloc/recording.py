@@ -20,6 +20,7 @@ from typing import Any
 from pyalloc import (
     _core,
     caveats,
+    console,
     files,
     history,
     mainthread,
@@ -77,6 +78,7 @@ class Recorder:
     hooks: Any = None
     explain_from: float = 0.0  # time.monotonic(): until then out of memory is not explained again
     told_oom: Path | None = None  # where it was explained
+    is_told: bool = False  # that it could not be
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     is_closing: bool = False  # its file has not got its name yet
@@ -220,6 +222,16 @@ class Recorder:
         except Exception as error:
             self._give_up(error)
 
+    def tell_unexplained(self, error: Exception) -> None:
+        """Once: the disk is full, or the installed pyalloc is another one than that which runs."""
+        if not self.is_told:
+            self.is_told = True
+            print(
+                f"pyalloc: out of memory, and what held it could not be told ({type(error).__name__}: {error}); "
+                f"when the program has ended: pyalloc report {console.quoted(self.path)}",
+                file=sys.stderr,
+            )
+
     def oom_path(self) -> Path:
         """Where it is explained why memory ran out; what somebody else wrote there since we began is left."""
         path = recorded.beside(self.path)
@@ -343,8 +355,10 @@ def _observe_oom(torch: Any) -> None:
         begin, recorder = time.monotonic(), _active.recorder
         if recorder is None or begin < recorder.explain_from:
             return
-        with contextlib.suppress(Exception):  # the program's own error matters more
+        try:
             dump_oom(recorder, device, asked)
+        except Exception as error:  # the program's own matters more
+            recorder.tell_unexplained(error)
         end = time.monotonic()
         recorder.explain_from = end + _EXPLAIN_REST * (end - begin)
 

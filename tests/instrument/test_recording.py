@@ -54,6 +54,27 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
     assert explained[1] >= 121.0
 
 
+def test_out_of_memory_that_cannot_be_explained_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip put another pyalloc into the place of the one that runs, and what explains was not imported yet."""
+    observers, torch = _observed()
+
+    def explain(*arguments: object) -> None:
+        raise ImportError("cannot import name 'analyse' from 'pyalloc.trace'")
+
+    monkeypatch.setattr(recording, "dump_oom", explain)
+    recorder = recording.Recorder(tmp_path / "out.pya")
+    monkeypatch.setattr(recording, "_active", recording._Active(recorder))
+    recording._observe_oom(torch)
+    for _ in range(3):
+        recorder.explain_from = 0.0
+        observers[0](0, 1 << 20, 0, 0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot import name 'analyse'" in line
+    assert line.endswith(f"pyalloc report {tmp_path / 'out.pya'}")
+
+
 def test_recordings_that_are_over_are_let_go_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
