@@ -40,7 +40,7 @@ programs: torch # libraries whose programs the tests run on pyalloc
 
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
 	@echo "== building pyalloc"
-	@$(PIP) install -q --no-build-isolation --no-deps -e .
+	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
 .PHONY: build
