@@ -11,6 +11,8 @@ from pyalloc.errors import UsageError
 from pyalloc.report import data, text
 from pyalloc.units import size
 
+_LINES = 5
+
 
 class Command:
     """Figures of a trace, requests by size and line; or of a process.
@@ -29,9 +31,8 @@ class Command:
         parser.add_argument(
             "-n",
             type=console.count,
-            default=5,
             metavar="N",
-            help="how many lines of the program (5)",
+            help="how many lines of the program, of a file (5)",
         )
         console.add_output(parser)
 
@@ -40,6 +41,10 @@ class Command:
         console.prepare_output(args)
         more: list[str] = []
         if args.file.isdecimal() and not Path(args.file).exists():
+            if args.n is not None:
+                raise UsageError(
+                    f"-n counts lines of the program in a file; process {args.file} has counters alone"
+                )
             content: dict[str, Any] = live.ask(int(args.file))
             rows = [
                 (f"device {index}: {key}", value)
@@ -56,7 +61,8 @@ class Command:
             totals, lines, sizes = trace.figures(path, progress)
             progress.close()
             content = data.totals(totals)
-            more = text.asked(lines, sizes, args.n)
+            n = args.n or _LINES
+            more = text.asked(lines, sizes, n)
             seconds = (content["last_ns"] - content["first_ns"]) / 1e9
             rows = [
                 (key, value)
@@ -66,7 +72,7 @@ class Command:
                 and value not in (None, "")
             ] + [("seconds", f"{seconds:,.3f}")]
             then = f"pyalloc report {console.quoted(path)}"
-            content |= data.asked(lines, sizes, args.n)
+            content |= data.asked(lines, sizes, n)
         shown = [
             f"{key:<46}{value:>20,}  {size(value) if 'bytes' in key else ''}".rstrip()
             if isinstance(value, int) and not isinstance(value, bool)
