@@ -54,26 +54,18 @@ def earlier(path: Path | None) -> set[Path]:
     numbered = re.compile(
         rf"{re.escape(path.stem)}\.\d+({re.escape(path.suffix)}(\.part)?|\.oom\.txt)"
     )
-    found = written(path) | _explained(path)
+    found = written(path) | _beside(path, r"\.oom\.txt")  # what was told when memory ran out
     return {old for old in found if not numbered.fullmatch(old.name)}
 
 
 def written(path: Path | None) -> set[Path]:
     """The files that recording to `path` has made, now or earlier: one for each process, `.part` where cut off."""
-    if path is None:
-        return set()
-    name = re.compile(
-        rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?{re.escape(path.suffix)}(\.part)?"
-    )
-    try:
-        return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
-    except OSError:
-        return set()
+    return set() if path is None else _beside(path, rf"{re.escape(path.suffix)}(\.part)?")
 
 
-def _explained(path: Path) -> set[Path]:
-    """What recordings to `path` have written beside it when memory ran out."""
-    name = re.compile(rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?\.oom\.txt")
+def _beside(path: Path, ending: str) -> set[Path]:
+    """Of each process that was recorded to `path` its file whose name ends so."""
+    name = re.compile(rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?{ending}")
     try:
         return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
     except OSError:
