@@ -65,7 +65,7 @@ block_row(struct block_texts *texts, const struct pya_scan_block *b, uint64_t by
         block_text(texts, b->category),
         block_text(texts, b->phase),
         block_module(texts, b->module),
-        PyLong_FromLongLong((long long)b->step - 1),
+        b->step == 0 ? PyLong_FromLong(-1) : PyLong_FromUnsignedLongLong(b->step - 1),
         block_text(texts, b->free_phase),
         PyLong_FromLong(b->device),
         block_text(texts, b->label),

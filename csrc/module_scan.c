@@ -207,8 +207,8 @@ scan_bins(PyObject *self, PyObject *unused) {
         pya_module_list_add(
             &list,
             Py_BuildValue(
-                "(KKKKKKIIK)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
-                (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase, b->step, (ull)b->max_event));
+                "(KKKKKKIKK)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
+                (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase, (ull)b->step, (ull)b->max_event));
     }
     return list;
 }
@@ -223,7 +223,7 @@ scan_phases(PyObject *self, PyObject *unused) {
         pya_module_list_add(
             &list,
             Py_BuildValue(
-                "(IIIKKKKKKKKKKKKK)", p->text, p->step, p->depth, (ull)p->begin, (ull)p->end,
+                "(IKIKKKKKKKKKKKKK)", p->text, (ull)p->step, p->depth, (ull)p->begin, (ull)p->end,
                 (ull)p->begin_ns, (ull)p->end_ns, (ull)p->begin_bytes, (ull)p->end_bytes,
                 (ull)p->peak_bytes, (ull)p->peak_reserved_bytes, (ull)p->n_made, (ull)p->n_left,
                 (ull)p->left_bytes, (ull)p->n_live_begin, (ull)p->n_live_end));

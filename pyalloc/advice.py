@@ -25,7 +25,13 @@ _NO_PRODUCT = re.compile(
 
 
 def advise(analysis: Analysis) -> list[Advice]:
-    """All findings, those that save most first."""
+    """All findings, those that save most first; looked for once with the same replays: a report asks several times."""
+    if analysis.advised is None or analysis.advised[0] is not analysis.replays:
+        analysis.advised = analysis.replays, _findings(analysis)
+    return analysis.advised[1]
+
+
+def _findings(analysis: Analysis) -> list[Advice]:
     runs, retained = idle_runs(analysis)
     idle = [phase for run in (*runs, *retained) for phase in run]
     kept = _kept_by(idle, analysis)
@@ -382,7 +388,7 @@ def _loaded(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
-    oom = analysis.first_oom
+    oom = analysis.oom
     if oom is not None and oom.is_fragmented:
         gaps = oom.moment.common_gaps
         free = f", and {size(oom.free)} free" * (oom.idle_bytes < oom.asked)

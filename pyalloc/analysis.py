@@ -128,6 +128,7 @@ class Analysis:
     stacks: list[tuple[int, ...]]
     stackless: list[tuple[str, Sequence[int]]]  # of stack 0, by phase
     ooms: list[tuple[int, ...]]
+    which_oom: int  # of these is told of; -1: the last
     notes: dict[str, str]
     moments: dict[int, Moment]
     scan: _core.Scan
@@ -144,6 +145,9 @@ class Analysis:
     heights: list[tuple[int, int]]
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    advised: tuple[dict[str, dict[str, Any]], list[Advice]] | None = (
+        None  # and the replays it is of
+    )
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     unmarked: list[int] = field(default_factory=list)  # events of backwards that are no phases
     workspaces: set[int] = field(default_factory=set)  # cuBLAS's, by the event of their allocation
@@ -164,6 +168,7 @@ class Analysis:
         at: list[int],
         marks: list[int],
         window_end: int,
+        which_oom: int = 0,
     ) -> Analysis:
         """From the pass that counted and the pass that looked at moments and marks."""
         # The scan counts steps from 1 on; 0 is before the first.
@@ -181,6 +186,7 @@ class Analysis:
             stacks=list(first.stacks()),
             stackless=[(phase, row) for phase, *row in first.stackless()],
             ooms=list(first.ooms()),
+            which_oom=which_oom,
             notes=notes,
             moments=moments,
             scan=second,
@@ -218,13 +224,13 @@ class Analysis:
         return caveats.of(self.notes, self.totals, is_empty=self.is_empty, unsplit=unsplit)
 
     @cached_property
-    def first_oom(self) -> Oom | None:
-        """The first out-of-memory error; None where there was none."""
-        for event, asked, free, _, _, _, device in self.ooms[:1]:
+    def oom(self) -> Oom | None:
+        """The out-of-memory error that is told of; None where there was none."""
+        for event, asked, free, _, _, _, device in self.ooms and [self.ooms[self.which_oom]]:
             moment = self.moments.get(event)
             if moment is not None:
                 where = f" on device {device}" if len(self.totals["device_peak"]) > 1 else ""
-                where += f" (the first of {len(self.ooms)} times)" * (len(self.ooms) > 1)
+                where += time_of(self.which_oom, len(self.ooms))
                 capacity = self.totals["capacity"].get(device, 0)
                 from_torch = caveats.is_from_torch(self.notes)
                 return Oom(moment.of_device(device), asked, free, where, capacity, from_torch)
@@ -581,6 +587,18 @@ class Analysis:
             return "gradient, made in backward"
         is_workspace = block.bytes in CUBLAS_WORKSPACES
         return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")
+
+
+def time_of(place: int, n: int) -> str:
+    """Which of several errors one is, that is told of; place: from 0 on, -1: the last."""
+    if n <= 1:
+        return ""
+    names = {
+        0: "the first of {n} times",
+        n - 1: "the last of {n} times",
+        -1: "the last of {n} times",
+    }
+    return f" ({names.get(place, 'time {at} of {n}').format(at=place + 1, n=n)})"
 
 
 def _phase_of_peak(phases: list[Phase], totals: dict[str, Any]) -> str:

@@ -74,11 +74,16 @@ def count(text: str) -> int:
     return int(text)
 
 
-def index(text: str) -> int:
+def index(text: str, most: int = _MOST) -> int:
     """The type of an argument that is a number from 0 on."""
-    if not text.isdecimal() or int(text) > _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {_MOST}")
+    if not text.isdecimal() or int(text) > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {most}")
     return int(text)
+
+
+def step(text: str) -> int:
+    """The type of an argument that is a step's number, as large as pyalloc.step() takes."""
+    return index(text, 2**63 - 1)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

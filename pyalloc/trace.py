@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.moments import STEP, Moment, moments_of
 from pyalloc.told import Told, around, joined, shown
-from pyalloc.turns import looked_at, turns_of
+from pyalloc.turns import begin_of, begins_of, looked_at, numbers_of, turns_of
 
 MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"
@@ -338,6 +338,7 @@ def analyse(
     moments: int = 0,
     step: Steps | None = None,
     temporary: int | None = None,
+    oom: int = 0,
     n_bins: int = 1000,
     progress: Progress | None = None,
 ) -> Analysis:
@@ -350,6 +351,7 @@ def analyse(
             them; fewer where very many blocks are alive at once. And a few hundred of which sums by stack are known.
         step: the one, or the first and the last, to be looked at block by block, or "all"; None: that of the peak.
         temporary: blocks are, before whose free at most so many further requests of their device come; None: none is.
+        oom: which out-of-memory error is told of, if there are several; -1: the last.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
 
@@ -364,7 +366,8 @@ def analyse(
         )
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
-        at = _interesting(first, totals, min(moments, most))
+        error = [oom_at(first.ooms(), oom)] if oom else []
+        at = sorted({*_interesting(first, totals, min(moments, most)), *error})
         steps = [each[1] for each in first.steps()]
         marks = stays.marks(first.bins(), steps, at, most) if moments else at
         window = _window(first, totals) if step is None else _steps(first, totals, step)
@@ -379,9 +382,17 @@ def analyse(
             window=window,
             ranges=_told(totals, window, at) if moments else [],
         )
-        result = Analysis.of(path, first, second, at, marks, window[1])
+        result = Analysis.of(path, first, second, at, marks, window[1], oom)
         findings.look_for_all(result, file, device, progress)
         return result
+
+
+def oom_at(ooms: Sequence[tuple[int, ...]], which: int) -> int:
+    """The moment of an out-of-memory error, from 0 on; -1: of the last."""
+    if which >= len(ooms) or not ooms:
+        n = {0: "never", 1: "once", 2: "twice"}.get(len(ooms), f"{len(ooms)} times")
+        raise UsageError(f"there is no oom:{which + 1 or 'last'}: memory ran out {n} in this trace")
+    return ooms[which][0]
 
 
 def check_device(found: Analysis, device: int) -> None:
@@ -448,16 +459,14 @@ def _steps(scan: _core.Scan, totals: dict[str, Any], wanted: Steps) -> tuple[int
     if wanted == "all":
         return 0, n
     first, last = wanted if isinstance(wanted, tuple) else (wanted, wanted)
-    steps = [(step[0], step[1]) for step in scan.steps()]
-    begins = dict(steps)  # of numbers that repeat the last one
+    steps = scan.steps()
     for number in (first, last):
-        if number not in begins:
-            have = f"; steps go from {min(begins)} to {max(begins)}" if begins else ""
-            raise UsageError(f"there is no step {number}{have}")
-    before = [at for number, at in steps if number == first and at <= begins[last]]
-    if not before:
+        if begin_of(steps, number) is None:
+            raise UsageError(f"there is no step {number}; {numbers_of(steps)}")
+    found = begins_of(steps, first, last)
+    if found is None:
         raise UsageError(f"no step {first} comes before the last step {last}")
-    return max(before), min((at for _, at in steps if at > begins[last]), default=n)
+    return found[0], min((step[1] for step in steps if step[1] > found[1]), default=n)
 
 
 def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:

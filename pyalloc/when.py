@@ -7,16 +7,19 @@ import re
 from collections.abc import Callable
 
 from pyalloc import reading, trace
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import Analysis, time_of
 from pyalloc.errors import UsageError
 from pyalloc.report.text import clip
+from pyalloc.turns import begin_of, numbers_of
 from pyalloc.units import size
 
 FORMS = "peak, end, oom, step:N as it begins, a time such as 90s after the first event, or an event's number"
-_MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
+SEVERAL = "of several errors oom is the first, oom:2, oom:last others; of steps of one number the last counts"
+_MOST_DIGITS = 20  # of a number; of more than 4300 Python makes none
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|min|h)", re.ASCII)
-_STEP = re.compile(r"step:(\d{1,10})", re.ASCII)
+OOM = re.compile(r"oom(?::(last|[1-9]\d{0,8}))?", re.ASCII)
+_STEP = re.compile(rf"step:(\d{{1,{_MOST_DIGITS}}})", re.ASCII)
 Progress = Callable[[int, int], object]
 
 
@@ -39,10 +42,13 @@ def moment(
         return found.peak.event, f"at the peak ({size(found.totals['peak_bytes'])})"
     if at == "end":
         return max(found.moments), "at the end"
-    if at == "oom":
+    if error := OOM.fullmatch(at):
         if not found.ooms:
             raise UsageError(f"memory never ran out in this trace; try {option} peak")
-        return found.ooms[0][0], "when memory ran out"
+        which = -1 if error[1] == "last" else int(error[1] or 1) - 1
+        return trace.oom_at(
+            found.ooms, which
+        ), f"when memory ran out{time_of(which, len(found.ooms))}"
     if n == 0:
         raise UsageError(f"there is no event in this trace, so there is no {option} {clip(at, 40)}")
     step, time = _STEP.fullmatch(at), _TIME.fullmatch(at)
@@ -57,14 +63,11 @@ def moment(
 
 
 def _step(found: Analysis, number: int, option: str) -> int:
-    """Where the first of that number begins."""
-    numbers = [step[0] for step in found.steps]
-    if number not in numbers:
-        have = (
-            f"steps go from {min(numbers)} to {max(numbers)}" if numbers else "no steps are in it"
-        )
+    begin = begin_of(found.steps, number)
+    if begin is None:
+        have = numbers_of(found.steps)
         raise UsageError(f"{option} step:{number}: there is no such step; {have}")
-    return found.steps[numbers.index(number)][1]
+    return begin
 
 
 def _at_time(found: Analysis, after_ns: int, told: str, progress: Progress | None) -> int:

@@ -163,7 +163,7 @@ phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
 
 static bool
 step_begin(struct pya_scan *s, const struct pya_trace_event *e) {
-    s->step = (uint32_t)e->arg + 1;
+    s->step = e->arg == UINT64_MAX ? e->arg : e->arg + 1;
     s->is_step_kept = s->steps.n < MAX_STEPS;
     if (!s->is_step_kept) {
         s->totals.n_lost++;

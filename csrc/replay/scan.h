@@ -48,13 +48,13 @@ struct pya_scan_bin {
     uint64_t event, time_ns; /* of its first event */
     uint64_t max_bytes, min_bytes, last_bytes, reserved_bytes, max_event;
     uint32_t phase; /* text; 0: none */
-    uint32_t step;  /* number + 1; 0: before the first */
+    uint64_t step;  /* number + 1; 0: before the first */
 };
 
 /* Of a phase that is no module.  made and left: blocks asked for within it, and alive at its end; live: of all. */
 struct pya_scan_phase {
-    uint32_t text, step, depth;
-    uint64_t begin, end, begin_ns, end_ns;
+    uint32_t text, depth;
+    uint64_t step, begin, end, begin_ns, end_ns;
     uint64_t begin_bytes, end_bytes, peak_bytes, peak_reserved_bytes;
     uint64_t n_made, n_left, left_bytes, n_live_begin, n_live_end;
 };
@@ -89,7 +89,8 @@ struct pya_scan_oom {
 struct pya_scan_block {
     uint64_t addr, bytes, stream, alloc_event, alloc_ns, free_event;
     uint64_t thread; /* that asked for it; 0: not recorded */
-    uint32_t stack, category, phase, module, step, free_phase;
+    uint64_t step;   /* as a bin's */
+    uint32_t stack, category, phase, module, free_phase;
     int device;
     uint32_t label; /* text; 0: the program gave it none */
     uint32_t pool;  /* private pool, from 1; 0: none */
@@ -174,7 +175,8 @@ struct pya_scan_totals {
     uint64_t peak_reserved_alloc; /* that request; PYA_SCAN_NEVER: not known */
     uint64_t end_bytes, end_reserved_bytes, n_live, n_live_at_most;
     uint64_t n_segment_events, n_lost; /* phases, steps and so on beyond what is kept */
-    uint32_t peak_phase, peak_step;    /* as a bin's */
+    uint32_t peak_phase;               /* as a bin's */
+    uint64_t peak_step;
     uint64_t n_record_streams;         /* blocks said to be used on another stream */
     uint64_t n_streams;                /* that were asked for memory; counted up to 64 */
     uint64_t capacity[PYA_MAX_DEVICES];

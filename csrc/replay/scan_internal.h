@@ -64,7 +64,7 @@ struct pya_scan {
     size_t n_open;
     uint32_t modules[SCAN_DEPTH];
     size_t n_modules;
-    uint32_t step;
+    uint64_t step; /* as a bin's */
     bool is_step_kept;
     bool is_asking[PYA_MAX_DEVICES]; /* it grew since the last request */
     int growing;   /* device that most is reserved on, for a request that comes; -1: none */

@@ -12,6 +12,7 @@ from pyalloc.comparing import Comparison, Side
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
 from pyalloc.report import compared, comparison, text
+from pyalloc.turns import begin_of, begins_of, numbers_of
 from pyalloc.units import parse_allowance, size
 
 
@@ -35,10 +36,10 @@ class Command:
         )
         parser.add_argument(
             "--steps",
-            type=console.index,
+            type=console.step,
             nargs=2,
             metavar=("A", "B"),
-            help="compare what lives as steps A and B of one file begin",
+            help="compare what lives as steps A and B of one file begin (of several the last; A the last before B)",
         )
         parser.add_argument(
             "-n", type=console.count, default=15, metavar="N", help="how many rows (15)"
@@ -118,18 +119,16 @@ def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
 def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tuple[str, str]]:
     """The moments at the beginning of two steps; without a wish, of the third and the last looked at."""
     wanted: list[int] | None = args.steps
-    known = {step[0]: step[1] for step in found.steps}
     if wanted is None:
-        usable = [number for number, event in known.items() if event in found.moments]
+        usable = [step for step in found.steps if step[1] in found.moments]
         if len(usable) < 2:
             raise UsageError(
                 "one file without steps has nothing to compare: give two files, or call pyalloc.step()"
             )
-        wanted = [usable[min(2, len(usable) - 2)], usable[-1]]
-    missing = [number for number in wanted if number not in known]
-    if missing:
-        raise UsageError(f"there is no step {missing[0]}; {_numbers(found)}")
-    events = [known[number] for number in wanted]
+        looked_at = usable[min(2, len(usable) - 2)], usable[-1]
+        wanted, events = [step[0] for step in looked_at], [step[1] for step in looked_at]
+    else:
+        events = _events_of(wanted, found)
     absent = [event for event in events if event not in found.moments]
     if absent:
         progress = console.Progress(f"reading {found.path.name} again", quiet=args.quiet)
@@ -144,6 +143,17 @@ def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tup
     return moments, (before, after)
 
 
+def _events_of(wanted: list[int], found: Analysis) -> list[int]:
+    """With which steps of these numbers begin."""
+    events = []
+    for number in wanted:
+        event = begin_of(found.steps, number)
+        if event is None:
+            raise UsageError(f"there is no step {number}; {_numbers(found)}")
+        events.append(event)
+    return list(begins_of(found.steps, *wanted) or events)
+
+
 def _end_mark(found: Analysis) -> tuple[int, int] | None:
     """The last step and what begins after it, where that is no step of the program's: nothing was asked for in it.
 
@@ -156,10 +166,8 @@ def _end_mark(found: Analysis) -> tuple[int, int] | None:
 
 
 def _numbers(found: Analysis) -> str:
-    numbers = [step[0] for step in found.steps]
-    if not numbers:
-        return "no steps are in the file"
     end = _end_mark(found)
     if end is None:
-        return f"steps go from {min(numbers)} to {max(numbers)}"
+        return numbers_of(found.steps)
+    numbers = [step[0] for step in found.steps]
     return f"steps go from {min(numbers)} to {end[0]}, and {end[1]} stands for the end of the last"

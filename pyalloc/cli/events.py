@@ -29,7 +29,7 @@ class Command:
             "--at",
             default="peak",
             metavar="WHEN",
-            help=f"{when.FORMS} (peak)",
+            help=f"{when.FORMS} (peak); {when.SEVERAL}",
         )
         parser.add_argument(
             "-n",
@@ -59,7 +59,7 @@ class Command:
         first, last = (rows[0].event, rows[-1].event) if rows else (0, 0)
         head = f"{title}: events {first:,} to {last:,} of {found.totals['n_events']:,}"
         # An error is an event of its own, and the moment looked at is the one before it.
-        number = event if args.at == "oom" else max(event - 1, 0)
+        number = event if when.OOM.fullmatch(args.at) else max(event - 1, 0)
         lines = [head, *_lines(found, rows, number)]
         lines += [text.wrapped(caveat) for caveat in found.caveats]
         name = console.quoted(args.file)

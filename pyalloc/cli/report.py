@@ -32,10 +32,17 @@ class Command:
         parser.add_argument("file", type=Path, nargs="+", help="a trace, or a snapshot torch wrote")
         console.add_device(parser)
         parser.add_argument(
+            "--oom",
+            type=_oom,
+            default=0,
+            metavar="N",
+            help="which out-of-memory error is told of, if there are several: 2, last (the first)",
+        )
+        parser.add_argument(
             "--step",
             type=_steps,
             metavar="N",
-            help="what the page shows block by block: step N, steps N-M or all (the step of the peak)",
+            help="what the page shows block by block: step N (of several the last), N-M or all (the step of the peak)",
         )
         parser.add_argument(
             "--no-replay", action="store_true", help="do not replay the trace on other allocators"
@@ -87,7 +94,12 @@ class Command:
     @staticmethod
     def _analyse(args: argparse.Namespace, path: Path, progress: console.Progress) -> Analysis:
         found = trace.analyse(
-            path, device=args.device, moments=_SCRUB_MOMENTS, step=args.step, progress=progress
+            path,
+            device=args.device,
+            moments=_SCRUB_MOMENTS,
+            step=args.step,
+            oom=args.oom,
+            progress=progress,
         )
         progress.close()
         trace.check_device(found, args.device)
@@ -112,6 +124,11 @@ class Command:
             console.complain(f"pyalloc report: without replays: {error}")
 
 
+def _oom(text: str) -> int:
+    """The type of an argument that names an error, from 1 on, as a place from 0 on; -1: the last."""
+    return -1 if text == "last" else console.count(text) - 1
+
+
 def _steps(text: str) -> trace.Steps:
     """The type of an argument that names steps."""
     if text == "all":
@@ -119,7 +136,7 @@ def _steps(text: str) -> trace.Steps:
     named = re.fullmatch(r"(\d+)(?:-(\d+))?", text, re.ASCII)
     if named is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no step N, no steps N-M and not all")
-    found = console.index(named[1]), console.index(named[2] or named[1])
+    found = console.step(named[1]), console.step(named[2] or named[1])
     if found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"{text!r}: the first of two steps comes before the last")
     return found

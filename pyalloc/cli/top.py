@@ -45,7 +45,7 @@ class Command:
         parser.add_argument(
             "--at",
             metavar="WHEN",
-            help=f"{when.FORMS} (peak; with --since the end)",
+            help=f"{when.FORMS} (peak; with --since the end); {when.SEVERAL}",
         )
         parser.add_argument(
             "--since",

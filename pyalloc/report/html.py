@@ -111,9 +111,9 @@ def _content(analysis: Analysis) -> dict[str, Any]:
 
 def _out_of_memory(analysis: Analysis) -> list[Advice]:
     """The first time it happened, as the terminal tells it."""
-    if analysis.first_oom is None:
+    if analysis.oom is None:
         return []
-    first, *more = out_of_memory(analysis.first_oom)
+    first, *more = out_of_memory(analysis.oom)
     words = " ".join([f"{first[0].upper()}{first[1:]}.", *more])
     return [Advice("out_of_memory", words, None)]
 

@@ -306,8 +306,8 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     if advice:
         lines += ["", bold("advice", color)]
         lines += [wrapped(item.text, "  - ", "    ") for item in advice[:8]]
-    if analysis.first_oom is not None:
-        lines += ["", *_oom(analysis, analysis.first_oom)]
+    if analysis.oom is not None:
+        lines += ["", *_oom(analysis, analysis.oom)]
     return "\n".join(lines)
 
 

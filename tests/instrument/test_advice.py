@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from instrument.tools import MIB, Plan, kinds
+from instrument.tools import MIB, Plan, kinds, small_trace
 from pyalloc import advice, collected, trace
-from pyalloc.analysis import Phase
+from pyalloc.analysis import Analysis, Phase
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
+from pyalloc.report import data, text
 
 
 def phase(name: str, begin: int, end: int, step: int = 0) -> Phase:
@@ -233,7 +234,7 @@ def test_what_a_variable_holds_of_the_step_before(held: int, left: int, is_told:
 )
 def test_much_that_waits_for_other_streams_is_told(pending: int, idle: int, is_told: bool) -> None:
     analysis: Any = SimpleNamespace(
-        first_oom=None,
+        oom=None,
         totals={"peak_reserved_bytes": 500 + idle, "peak_bytes": 500, "peak_reserved_event": 7},
         moments={7: SimpleNamespace(pending_bytes=pending)},
         has_segments=False,
@@ -406,3 +407,22 @@ def test_what_the_phase_of_the_peak_makes_comes_and_goes_there(plan: Plan) -> No
     found = trace.analyse(written(plan, story))
     made = [block for block in found.peak.blocks if block.bytes == 30 * MIB]
     assert falls_by(made, found, ("optimizer",)) == 30 * MIB
+
+
+def test_what_a_report_says_several_times_is_looked_for_once(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_times = [0]
+
+    def idle_runs(analysis: Analysis) -> tuple[list[Any], list[Any]]:
+        n_times[0] += 1
+        return [], []
+
+    monkeypatch.setattr(advice, "idle_runs", idle_runs)
+    found = trace.analyse(small_trace(plan))
+    text.summary(found)
+    assert data.summary(found)["advice"] == [asdict(item) for item in advice.advise(found)]
+    assert n_times == [1]
+    found.replays = {"native": {"completed": True, "peak_bytes": 1}}  # told of as well
+    assert [item.kind for item in advice.advise(found)] == ["policy", "fragmentation"]
+    assert n_times == [2]

@@ -197,9 +197,9 @@ def test_blocks_of_an_errors_moment_are_made_once(plan: Plan) -> None:
         vars(moment).pop("blocks", None)
         vars(moment)["scan"] = Scan(moment.scan)
     assert "on device 1" in summary(found) and "on device 1" in html.page(found)
-    assert found.first_oom is not None
+    assert found.oom is not None
     assert asked.count(found.moments[found.ooms[0][0]].number) == 1
-    assert {block.device for block in found.first_oom.moment.blocks} == {1}
+    assert {block.device for block in found.oom.moment.blocks} == {1}
 
 
 def test_sums_over_all_devices_are_not_given_for_one(plan: Plan) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc
-from pyalloc import cli, console, convert, pickles, trace
+from pyalloc import cli, console, convert, pickles, trace, when
 from pyalloc.report.data import summary
 from pyalloc.report.text import phase_table
 
@@ -359,3 +359,41 @@ def test_a_snapshot_is_read_with_progress_and_may_be_interrupted(tmp_path: Path)
 @pytest.mark.parametrize("command", ["report", "top", "stats", "replay"])
 def test_a_dash_is_told_apart_from_a_missing_file(command: str) -> None:
     assert "- is no file here" in pyalloc(command, "-", expect=2)
+
+
+@pytest.fixture
+def again(plan: Plan) -> Path:
+    """Steps 7 and 8, twice, of 1 and 2, then of 4 and 8 MiB more; the counter is beyond 32 bits."""
+    for i in range(4):
+        plan.event("step", "step", arg=2**40 + 7 + i % 2)
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB << i, stack=plan.stack(i + 1))
+        plan.event("phase_end", "forward")
+    return plan.done()
+
+
+def test_step_numbers_are_as_large_as_a_program_has_them(again: Path) -> None:
+    found = trace.analyse(again)
+    steps = [2**40 + 7, 2**40 + 8] * 2
+    assert [step[0] for step in found.steps] == steps
+    assert [phase.step for phase in found.phases] == steps
+    assert sorted(block.step for block in found.peak.blocks) == sorted(steps)
+    assert found.totals["peak_step"] == steps[-1]
+    assert {each[7] - 1 for each in found.bins} == {*steps}
+
+
+def test_of_several_steps_with_one_number_the_last_counts(again: Path) -> None:
+    first, second = 2**40 + 7, 2**40 + 8
+    found = trace.analyse(again)
+    begins = [step[1] for step in found.steps]
+    assert when.moment(found, f"step:{first}")[0] == begins[2]
+    assert trace.analyse(again, step=(first, second)).window_bins[0][0] == begins[2]
+    out = pyalloc("top", again, "--at", f"step:{second}", "-q")
+    assert out.startswith(f"as step {second} begins, by line\n     4.0 MiB")
+    out = pyalloc("diff", again, "--steps", first, second, "-q")
+    assert out.startswith(f"step {first}: 3.0 MiB; step {second}: 7.0 MiB, 4.0 MiB more (")
+    out = pyalloc("diff", again, "--steps", second, first, "-q")  # the last of one before it
+    assert out.startswith(f"step {second}: 1.0 MiB; step {first}: 3.0 MiB, 2.0 MiB more (")
+    out = pyalloc("diff", again, "-q")  # without a wish, in the order of the run
+    assert out.startswith(f"step {first}: 3.0 MiB; step {second}: 7.0 MiB, 4.0 MiB more (")
+    assert "the last" in pyalloc("top", "--help") and "the last" in pyalloc("diff", "--help")

@@ -77,3 +77,33 @@ def test_since_where_nothing_is_left_or_asked_for_backwards(plan: Plan) -> None:
     ):
         out = " ".join(pyalloc("top", path, *words, expect=2).split())
         assert told in out, out
+
+
+def test_which_of_several_errors_is_told_of(plan: Plan) -> None:
+    for i in range(6):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=(i + 1) * MIB, stack=plan.stack(i + 1))
+        plan.event("oom", bytes=(i + 1) << 30, stack=plan.stack(9))
+    path = plan.done()
+    found = trace.analyse(path)
+    for name, n_blocks, which in (
+        ("oom", 1, "the first of 6 times"),
+        ("oom:1", 1, "the first of 6 times"),
+        ("oom:5", 5, "time 5 of 6"),
+        ("oom:last", 6, "the last of 6 times"),
+    ):
+        event, title = when.moment(found, name)
+        assert (event, title) == (found.ooms[n_blocks - 1][0], f"when memory ran out ({which})")
+        out = pyalloc("top", path, "--at", name, "-q")
+        assert out.startswith(title) and len(out.splitlines()) == 1 + n_blocks
+        option = ["--oom", name[4:]] if ":" in name else []
+        out = pyalloc("report", path, "-q", "--no-replay", *option)
+        assert f"out of memory ({which}): {n_blocks}.00 GiB were asked for" in out
+        assert "who held it" in out and f"me/model.py:{n_blocks} work" in out
+        at = 2 * n_blocks - 1
+        assert f"{title}: events {at} to {at}" in pyalloc("events", path, "--at", name, "-n", 1)
+    for wrong in ("7", "0", "first"):
+        assert "oom" in pyalloc("top", path, "--at", f"oom:{wrong}", expect=2)
+        assert "oom" in pyalloc("report", path, "--oom", wrong, expect=2)
+    assert "there is no oom:7: memory ran out 6 times" in pyalloc(
+        "top", path, "--at", "oom:7", expect=2
+    )
