@@ -67,7 +67,7 @@ class relaxed_capture {
     int mode = 2; /* cudaStreamCaptureModeRelaxed; then the thread's own */
 };
 
-/* The heap is C and holds a lock: an exception means no memory. */
+/* The heap is C: an exception means no memory. */
 pya_dptr
 own_alloc(void *arg, size_t bytes) {
     const auto *own = static_cast<own_allocator *>(arg);

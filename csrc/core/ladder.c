@@ -131,7 +131,6 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     pya_gc_before_growth(arena, bytes, pya_pages_for(pya_plain_segment_bytes(bytes, is_small)));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
     if (pya_is_shortage(st) && !pya_pending_must_not_wait(card)) {
-        size_t n_freed;
         scalar[PYA_STAT_num_alloc_retries]++;
         scalar[PYA_STAT_num_sync_all_streams]++;
         pya_status wait = pya_ladder_wait(arena);
@@ -143,7 +142,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
             return st;
         }
-        st = wait == PYA_OK ? pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed) : wait;
+        st = wait == PYA_OK ? pya_ladder_give_back(arena, SIZE_MAX) : wait;
         if (st != PYA_OK) {
             return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* a capture nobody told us of */
         }

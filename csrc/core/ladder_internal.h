@@ -72,6 +72,8 @@ PYA_MUST_CHECK pya_status pya_ladder_borrow(
 /* All that is free is idle then.  The work may wait for another process, and that for what pya_share_export() gives, so the
  * lock is given up. */
 PYA_MUST_CHECK pya_status pya_ladder_wait(struct pya_arena *arena);
+/* Free memory of all goes back to the device, so many bytes of it.  A pool's own allocator takes it without the lock. */
+PYA_MUST_CHECK pya_status pya_ladder_give_back(struct pya_arena *arena, size_t n_bytes);
 /* The capacity is reached.  Where no whole pages are to be had, parts of them may be enough. */
 PYA_MUST_CHECK pya_status
 pya_ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);

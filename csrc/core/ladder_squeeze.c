@@ -17,6 +17,16 @@ pya_ladder_wait(struct pya_arena *arena) {
     return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
 }
 
+pya_status
+pya_ladder_give_back(struct pya_arena *arena, size_t n_bytes) {
+    struct pya_card *card = arena->card;
+    size_t n_freed;
+    arena->n_waiting++;
+    pya_status st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, n_bytes, &n_freed);
+    arena->n_waiting--;
+    return st == PYA_OK ? pya_ptrmap_reserve(&card->live) : st;
+}
+
 /* Pages that can still be made, as far as the device knows. */
 static size_t
 squeeze_room(const struct pya_card *card) {
@@ -80,8 +90,7 @@ squeeze_others(
 static pya_status
 squeeze_remake(
     struct pya_arena *arena, size_t bytes, bool is_small, size_t n_pages, struct pya_block **out) {
-    size_t n_freed;
-    pya_status st = pya_trim_card(arena->card, PYA_TRIM_OPEN, NULL, n_pages * PYA_PAGE, &n_freed);
+    pya_status st = pya_ladder_give_back(arena, n_pages * PYA_PAGE);
     return st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
 }
 

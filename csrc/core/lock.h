@@ -3,7 +3,7 @@
  * Uncontended it is about half the cost of pthread_mutex_t, and that is most of the fast path.
  * Ranks, lowest taken first: a heap's lock (cards are opened, recording begins or ends); then a card's, one at a time
  * (another card's is only tried); then its gate, for a moment, or while the device is waited for without the card's lock.  None
- * of the first two is held while Python runs, unless a pool has an allocator written in it. */
+ * of the first two is held while Python runs. */
 #pragma once
 
 #include "base.h"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "lock.h"
 #include "segment.h"
 
 /* torch's sizes (shared facts of its allocator, so that nobody needs more here than there). */
@@ -100,14 +101,88 @@ pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, boo
     return pya_arena_take(arena, run, splits && !is_whole ? bytes : run->bytes);
 }
 
+/* ---- a pool's own allocator ----
+ * It is called without the card's lock.  It may be written in Python: what it drops, or the collector finds while it runs,
+ * is freed by this same thread, and other threads may hold the interpreter and want the lock. */
+
+static bool
+plain_is_own(const struct pya_arena *arena) {
+    return arena->pool != NULL && arena->pool->source.alloc != NULL;
+}
+
+/* The arena and its pool stay meanwhile.  Returns the context of the request in progress. */
+static void *
+plain_leave(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    void *current = card->history == NULL ? NULL : card->history->current;
+    pya_history_set_current(card->history, NULL);
+    arena->n_waiting++;
+    pya_lock_release(&card->lock);
+    return current;
+}
+
+static void
+plain_return(struct pya_arena *arena, void *current) {
+    struct pya_card *card = arena->card;
+    pya_lock_acquire(&card->lock);
+    arena->n_waiting--;
+    pya_history_set_current(card->history, current);
+}
+
+/* The segments of these ranges, which nobody knows any more, and the ranges. */
+static void
+plain_hand_back(struct pya_arena *arena, struct pya_range *ranges) {
+    if (ranges == NULL) {
+        return;
+    }
+    void *current = plain_leave(arena);
+    while (ranges != NULL) {
+        struct pya_range *range = ranges;
+        ranges = range->next;
+        (void)!pya_segment_free(arena->card, arena->pool, range->base);
+        free(range);
+    }
+    plain_return(arena, current);
+}
+
+/* What a segment of so many bytes needs before it may come. */
+static pya_status
+plain_prepare(const struct pya_arena *arena, size_t segment) {
+    struct pya_card *card = arena->card;
+    if (segment > pya_card_room(card) || segment > pya_arena_pool_room(arena)) {
+        return PYA_E_LIMIT;
+    }
+    return pya_slab_reserve(&card->blocks, 1);
+}
+
+static pya_status
+plain_ask(struct pya_arena *arena, size_t segment, struct pya_range *range) {
+    struct pya_card *card = arena->card;
+    if (!plain_is_own(arena)) {
+        return pya_segment_alloc(card, arena->pool, segment, &range->base);
+    }
+    void *current = plain_leave(arena);
+    pya_status st = pya_segment_alloc(card, arena->pool, segment, &range->base);
+    plain_return(arena, current);
+    if (st != PYA_OK) {
+        return st;
+    }
+    /* Others may have taken what was there before. */
+    st = plain_prepare(arena, segment);
+    st = st == PYA_OK ? pya_ptrmap_reserve(&card->live) : st;
+    if (st != PYA_OK) {
+        current = plain_leave(arena);
+        (void)!pya_segment_free(card, arena->pool, range->base);
+        plain_return(arena, current);
+    }
+    return st;
+}
+
 pya_status
 pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_card *card = arena->card;
     size_t segment = pya_plain_segment_bytes(bytes, is_small);
-    if (segment > pya_card_room(card) || segment > pya_arena_pool_room(arena)) {
-        return PYA_E_LIMIT;
-    }
-    pya_status st = pya_slab_reserve(&card->blocks, 1);
+    pya_status st = plain_prepare(arena, segment);
     if (st != PYA_OK) {
         return st;
     }
@@ -115,7 +190,7 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     if (range == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    st = pya_segment_alloc(card, arena->pool, segment, &range->base);
+    st = plain_ask(arena, segment, range);
     if (st != PYA_OK) {
         free(range);
         return st;
@@ -163,14 +238,11 @@ pya_plain_borrow(
     return PYA_E_NOMEM;
 }
 
-static pya_status
-plain_release(struct pya_arena *arena, struct pya_range **link) {
+/* Nobody knows the segment any more; the range is the caller's. */
+static struct pya_range *
+plain_unlink(struct pya_arena *arena, struct pya_range **link) {
     struct pya_card *card = arena->card;
     struct pya_range *range = *link;
-    pya_status st = pya_segment_free(card, arena->pool, range->base);
-    if (st != PYA_OK) {
-        return st;
-    }
     struct pya_block *run = range->first;
     struct pya_block *block = pya_arena_take(arena, run, run->bytes);
     pya_range_unlink(range, block);
@@ -181,8 +253,17 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
     card->stats.scalar[PYA_STAT_num_device_free]++;
     card->stats.scalar[PYA_STAT_pyalloc_pages_released] += (int64_t)(range->bytes / PYA_PAGE);
     *link = range->next;
-    free(range);
-    return PYA_OK;
+    range->next = NULL;
+    return range;
+}
+
+static pya_status
+plain_release(struct pya_arena *arena, struct pya_range **link) {
+    pya_status st = pya_segment_free(arena->card, arena->pool, (*link)->base);
+    if (st == PYA_OK) {
+        free(plain_unlink(arena, link));
+    }
+    return st;
 }
 
 /* Wholly free, and not part of what is kept for good unless everything is wanted. */
@@ -221,7 +302,10 @@ pya_plain_trim_idle(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
 
 pya_status
 pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
+    const bool is_own = plain_is_own(arena);
     struct pya_range **link = &arena->ranges;
+    struct pya_range *gone = NULL;
+    struct pya_range **last = &gone;
     *n_freed = 0;
     while (*link != NULL && *n_freed < n_bytes) {
         struct pya_range *range = *link;
@@ -230,11 +314,17 @@ pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
             continue;
         }
         size_t bytes = range->bytes;
-        pya_status st = plain_release(arena, link);
-        if (st != PYA_OK) {
-            return st;
+        if (is_own) {
+            *last = plain_unlink(arena, link);
+            last = &(*last)->next;
+        } else {
+            pya_status st = plain_release(arena, link);
+            if (st != PYA_OK) {
+                return st;
+            }
         }
         *n_freed += bytes;
     }
+    plain_hand_back(arena, gone);
     return PYA_OK;
 }

@@ -14,7 +14,7 @@ struct pya_pool_id {
 };
 
 /* Where a pool's memory comes from instead of the device (a torch.cuda.MemPool with an allocator of its own).
- * Called under the card's lock. */
+ * alloc and free are called without the card's lock, and may use the heap themselves; drop is called under it. */
 struct pya_segment_source {
     /* Returns 0 when out of memory.  NULL: the device is the source. */
     pya_dptr (*alloc)(void *arg, size_t bytes);

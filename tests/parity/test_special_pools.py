@@ -44,6 +44,7 @@ class OwnAllocator:
         default_factory=list
     )  # these are handed out first, the last before the others
     on_alloc: Callable[[], object] = lambda: None
+    on_free: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         def alloc(size: int, device: int, stream: int | None) -> int | None:
@@ -56,6 +57,7 @@ class OwnAllocator:
             return address
 
         def free(address: int, size: int, device: int, stream: int | None) -> None:
+            self.on_free()
             del self.sizes[address]
             cuda_runtime().cudaFree(address)
 
@@ -321,6 +323,53 @@ def test_caching_can_be_asked_for() -> None:
     assert is_enabled()
 
 
+def drop(tensors: list[torch.Tensor]) -> None:
+    """In a circle, so that the collector finds it: that may run in whatever is written in Python."""
+    circle: list[object] = [tensors.pop()]
+    circle.append(circle)
+    del circle
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        list.clear,
+        drop,
+        lambda tensors: tensors.append(empty(3 * MIB)),
+        lambda tensors: tensors[0].record_stream(torch.cuda.Stream()),
+        lambda tensors: torch.cuda.memory._snapshot(),
+    ],
+    ids=["free", "collect", "allocate", "record_stream", "snapshot"],
+)
+@pytest.mark.parametrize("when", ["alloc", "free"])
+def test_an_own_allocator_uses_memory_itself(
+    own: OwnAllocator, use: Callable[[list[torch.Tensor]], object], when: str
+) -> None:
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [empty(30 * MIB)]
+    tensors.append(empty(5 * MIB))
+    uses = [use]
+
+    def act() -> None:
+        if uses:
+            uses.pop()(tensors)
+
+    faulthandler.dump_traceback_later(60, exit=True)
+    own.on_alloc = act if when == "alloc" else own.on_alloc
+    with torch.cuda.use_mem_pool(pool):
+        other = empty(40 * MIB)
+    own.on_free = act if when == "free" else own.on_free
+    del other, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    faulthandler.cancel_dump_traceback_later()
+    assert uses == []
+    assert torch.cuda.memory_allocated() == sum(each.numel() for each in tensors)
+    tensors.clear()
+
+
 @pytest.mark.skipif(not IS_PYALLOC, reason="torch's own waits for ever")
 @pytest.mark.parametrize(
     "ask",
@@ -330,12 +379,13 @@ def test_caching_can_be_asked_for() -> None:
         torch.cuda.memory_snapshot,
         pyalloc.status,
         pyalloc.get_limit,
+        lambda: empty(5 * MIB),
     ],
 )
 def test_asking_while_an_own_allocator_waits_for_python(
     own: OwnAllocator, ask: Callable[[], object]
 ) -> None:
-    """Whoever asks the heap lets go of Python meanwhile: an allocator written in it is called under the heap's lock."""
+    """Whoever asks the heap lets go of Python meanwhile, and an allocator written in it is called without the heap's lock."""
     is_called, has_asked = threading.Event(), threading.Event()
 
     def allocate() -> None:

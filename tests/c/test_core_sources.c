@@ -1,0 +1,178 @@
+/* Private pools with a source of memory whose code uses the heap itself, as one written in Python does. */
+#include "pools.h"
+
+#include <pthread.h>
+
+/* What it does at its next call, alloc and free alike; NULL: nothing. */
+struct source {
+    struct world *world;
+    void (*act)(struct source *source);
+    size_t n_segments;
+    size_t n_calls;
+    size_t n_acts;
+    pya_dptr kept;
+};
+
+static void
+source_act(struct source *source) {
+    void (*act)(struct source *) = source->act;
+    source->act = NULL;
+    if (act != NULL) {
+        source->n_acts++;
+        act(source);
+    }
+}
+
+static pya_dptr
+source_alloc(void *arg, size_t bytes) {
+    struct source *source = arg;
+    source_act(source);
+    source->n_segments++;
+    source->n_calls++;
+    return (pya_dptr)source->n_calls << 40 | bytes % 2;
+}
+
+static void
+source_free(void *arg, pya_dptr addr) {
+    struct source *source = arg;
+    CHECK(addr >> 40 <= source->n_calls);
+    source->n_segments--;
+    source_act(source);
+}
+
+static void
+sources_init(struct world *world, struct source *source, const char *options) {
+    *source = (struct source){.world = world};
+    const struct pya_segment_source calls = {source_alloc, source_free, NULL, source};
+    pools_init(world, options);
+    CHECK_OK(pya_pool_set_source(world->heap, 0, POOL, calls));
+}
+
+static void
+use_heap(struct source *source) {
+    struct world *world = source->world;
+    give(world, take(world, 3 * MIB, 0));
+    source->kept = take(world, 40 * MIB, 0);
+    CHECK_OK(pya_empty_cache(world->heap, 0));
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+}
+
+/* Requests that come of it go to the pool too: the source is asked within itself. */
+static void
+test_it_uses_the_heap(void) {
+    struct world world = {0};
+    struct source source;
+    sources_init(&world, &source, "");
+    pool_begin(&world);
+    source.act = use_heap;
+    pya_dptr outer = take(&world, 30 * MIB, 0);
+    CHECK_EQ(source.n_acts, 1);
+    CHECK_EQ(source.n_segments, 3);
+    pool_end(&world);
+    give(&world, source.kept);
+    give(&world, outer);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    source.act = use_heap; /* of the device now */
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_acts, 2);
+    CHECK_EQ(source.n_segments, 0);
+    give(&world, source.kept);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    world_fini(&world);
+}
+
+static void
+release_pool(struct source *source) {
+    pool_end(source->world);
+    CHECK_OK(pya_pool_release(source->world->heap, 0, POOL));
+    CHECK_OK(pya_empty_cache(source->world->heap, 0));
+}
+
+/* The request goes on: its pool stays until its block has gone. */
+static void
+test_the_pool_goes_meanwhile(void) {
+    struct world world = {0};
+    struct source source;
+    sources_init(&world, &source, "");
+    pool_begin(&world);
+    source.act = release_pool;
+    pya_dptr ptr = take(&world, 30 * MIB, 0);
+    CHECK_EQ(source.n_segments, 1);
+    give(&world, ptr);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_segments, 0);
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    world_fini(&world);
+}
+
+static void
+take_the_rest(struct source *source) {
+    CHECK_OK(pya_pool_end(source->world->heap, 0, POOL));
+    source->kept = take(source->world, 80 * MIB, 0);
+}
+
+/* What the limit still had is given to others meanwhile: the segment that came goes back. */
+static void
+test_the_limit_is_reached_meanwhile(void) {
+    struct world world = {0};
+    struct source source;
+    pya_dptr none = 0;
+    sources_init(&world, &source, "limit:100MiB");
+    pool_begin(&world);
+    source.act = take_the_rest;
+    CHECK_EQ(pya_alloc(world.heap, 0, 30 * MIB, 0, &none), PYA_E_NOMEM);
+    CHECK(source.n_calls > 0);
+    CHECK_EQ(source.n_segments, 0);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    give(&world, source.kept);
+    world_fini(&world);
+}
+
+static void *
+run_other_thread(void *arg) {
+    struct source *source = arg;
+    use_heap(source);
+    return NULL;
+}
+
+static void
+wait_for_another(struct source *source) {
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, run_other_thread, source), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* As for Python's interpreter, which a thread may hold that wants memory. */
+static void
+test_it_waits_for_a_thread_that_uses_the_heap(void) {
+    struct world world = {0};
+    struct source source;
+    sources_init(&world, &source, "");
+    pool_begin(&world);
+    source.act = wait_for_another;
+    pya_dptr outer = take(&world, 30 * MIB, 0);
+    pool_end(&world);
+    give(&world, source.kept);
+    give(&world, outer);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    source.act = wait_for_another;
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_acts, 2);
+    CHECK_EQ(source.n_segments, 0);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"it_uses_the_heap", test_it_uses_the_heap},
+    {"the_pool_goes_meanwhile", test_the_pool_goes_meanwhile},
+    {"the_limit_is_reached_meanwhile", test_the_limit_is_reached_meanwhile},
+    {"it_waits_for_a_thread", test_it_waits_for_a_thread_that_uses_the_heap},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
