@@ -385,7 +385,7 @@ def test_an_own_allocator_uses_memory_itself(
 def test_asking_while_an_own_allocator_waits_for_python(
     own: OwnAllocator, ask: Callable[[], object]
 ) -> None:
-    """Whoever asks the heap lets go of Python meanwhile, and an allocator written in it is called without the heap's lock."""
+    """Whoever asks lets go of Python meanwhile, and an allocator written in it is called without the heap's lock."""
     is_called, has_asked = threading.Event(), threading.Event()
 
     def allocate() -> None:
