@@ -181,17 +181,24 @@ def _is_foreground() -> bool:
 
 
 @contextlib.contextmanager
-def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Lets the child decide what a signal means, and waits for it."""
+def _started(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The program, which decides what a signal means: one that came while it was started reaches it, too."""
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
-        if number != signal.SIGINT or not _is_foreground():
-            child.send_signal(number)
+        if not children:
+            early.append(number)
+        elif number != signal.SIGINT or not _is_foreground():
+            children[0].send_signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.signal(number, forward) for number in numbers}
     try:
-        yield
+        children.append(subprocess.Popen(command, env=env))
+        for number in early:
+            children[0].send_signal(number)
+        yield children[0]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -241,8 +248,7 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
         env = child_environment(options, torch, str(folder))
         at_start()
         sys.stdout.flush()
-        child = subprocess.Popen(command, env=env)
-        with _forward_signals(child):
+        with _started(command, env) as child:
             code = child.wait()
         found = _sum_up(options, torch, tuple(absent), code, folder)
         return replace(found, unreached=unreached)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_support import RunPython
+from dry_support import PATIENCE_S, RunPython
 
 from pyalloc import _bootstrap, dryrun, hostcuda
 
@@ -172,6 +174,30 @@ def test_a_process_that_nobody_waited_for_ends_without_a_word(
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0
     assert "atexit" not in err and "counters" not in err, err
+
+
+def test_a_signal_in_the_moment_of_the_start_reaches_the_program(
+    torch_found: hostcuda.Torch,
+) -> None:
+    """The command ended, and left the program running."""
+    source = """
+import os, signal, subprocess, sys
+from pyalloc import dryrun
+class Begun(subprocess.Popen):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        if "program" in given[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Begun
+program = "import sys; sys.stdin.read()"
+print(dryrun.run(dryrun.Options((sys.executable, "-c", program, "program"))).exit_code)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as command:
+        code = command.wait(timeout=PATIENCE_S)
+        told, _ = command.communicate()  # a program that was left running ends with its input
+    assert (code, told) == (0, f"{128 + signal.SIGTERM}\n")
 
 
 def test_figures_that_come_while_their_folder_goes(
