@@ -48,6 +48,7 @@ static void async_commit();
 template <int N> static void async_wait();
 static unsigned long long
 atomicCAS(unsigned long long *at, unsigned long long seen, unsigned long long next);
+template <class T> static T emu_load_shared(const T *from);
 
 #define PYA_EMULATE 1
 #define PYA_SHUFFLE(x, mask) emu_shuffle(x, mask)
@@ -62,7 +63,7 @@ atomicCAS(unsigned long long *at, unsigned long long seen, unsigned long long ne
 #define __syncwarp()
 #define make_float4(...) (float4{__VA_ARGS__})
 #define PYA_LOAD_ONCE(p) (*(p))
-#define PYA_LOAD_SHARED(p) (*(p))
+#define PYA_LOAD_SHARED(p) emu_load_shared(p)
 #define PYA_STORE_ONCE(p, x) (*(p) = (x))
 #define __fdividef(x, y) ((x) / (y))
 #define __expf(x) expf(x)
@@ -71,6 +72,7 @@ static float __int_as_float(int x);
 static int __float_as_int(float x);
 #include PYA_KERNELS
 
+#include "emulate_races.hpp"
 #include "emulate_tensor.hpp"
 #include "emulate_threads.hpp"
 
@@ -230,11 +232,14 @@ cuLaunchKernel(
     gridDim = {x, y, z};
     blockDim = {threads, 1, 1};
     const order block(x * y * z);
+    race_begin(((const kernel *)function)->name);
     for (unsigned n = 0; n < block.n; n++) {
         const unsigned i = block[n];
         blockIdx = {i % x, i / x % y, i / x / y};
         emu_fill_shared(shared);
+        race_enter(i);
         emu_block(threads);
+        race_settle();
     }
     return 0;
 }

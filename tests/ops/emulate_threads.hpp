@@ -30,10 +30,27 @@ struct lane {
 };
 static lane lanes[1024 / LANES][2][LANES];
 static float *dynamic;
+static unsigned dynamic_bytes;
 extern "C" char __start_emu_shared[] __attribute__((visibility("hidden")));
 extern "C" char __stop_emu_shared[] __attribute__((visibility("hidden")));
 static void (*entry)(const void *);
 static const void *argument;
+
+// Whether it is a kernel that runs, and not what emulates the device: emulate_races.hpp looks at the former only.
+// What it looks by is not to be looked at.
+#define RACE_UNSEEN __attribute__((no_sanitize("thread")))
+static volatile bool is_kernel;
+static unsigned barriers_passed; // by the thread that runs
+static const char *stack_now;
+struct emulating {
+    RACE_UNSEEN emulating() {
+        is_kernel = false;
+    }
+    RACE_UNSEEN ~emulating() {
+        is_kernel = true;
+    }
+};
+static void race_look(const void *at, int bytes, bool writes);
 
 static void
 emu_yield() {
@@ -44,6 +61,7 @@ emu_yield() {
 
 static void
 emu_barrier() {
+    const emulating here;
     fibers[current].barriers++;
     emu_yield();
 }
@@ -51,6 +69,7 @@ emu_barrier() {
 // What all lanes of the warp gave, once they are all here.
 static const lane *
 emu_exchange(const lane &mine) {
+    const emulating here;
     const unsigned warp = current / LANES;
     const unsigned turn = fibers[current].shuffles % 2;
     lanes[warp][turn][current % LANES] = mine;
@@ -84,6 +103,9 @@ emu_dynamic() {
 // too early, or still reads what a copy replaces, is found out.
 static void
 async_copy(float *to, const float *from, int n) {
+    const emulating here;
+    race_look(to, sizeof(float4), true);
+    race_look(from, n * (int)sizeof(float), false);
     if ((uintptr_t)to % 16 != 0 || (uintptr_t)from % 16 != 0 || n < 0 || n > 4) {
         fprintf(stderr, "emulation: async_copy of %d numbers, or misaligned\n", n);
         abort();
@@ -98,24 +120,36 @@ async_copy(float *to, const float *from, int n) {
 
 static void
 async_commit() {
+    const emulating here;
     fibers[current].groups.emplace_back();
 }
 
 template <int N>
 static void
 async_wait() {
+    const emulating here;
     std::vector<std::vector<copy>> &groups = fibers[current].groups;
     while (groups.size() > N + 1) {
         for (const copy &c : groups.front()) {
+            race_look(c.to, sizeof c.value, true);
             memcpy(c.to, c.value, sizeof c.value);
         }
         groups.erase(groups.begin());
     }
 }
 
+// What other blocks wrote that came to their tickets before.
+template <class T>
+static T
+emu_load_shared(const T *from) {
+    const emulating here;
+    return *from;
+}
+
 // Blocks run one after another.
 static unsigned long long
 atomicCAS(unsigned long long *at, unsigned long long seen, unsigned long long next) {
+    const emulating here;
     const unsigned long long found = *at;
     *at = found == seen ? next : found;
     return found;
@@ -123,7 +157,9 @@ atomicCAS(unsigned long long *at, unsigned long long seen, unsigned long long ne
 
 static void
 emu_thread() {
+    is_kernel = true;
     entry(argument);
+    is_kernel = false;
     fibers[current].done = true;
     emu_yield();
 }
@@ -143,6 +179,8 @@ emu_may_run(unsigned n) {
 static void
 emu_resume(unsigned n) {
     current = n;
+    barriers_passed = fibers[n].barriers;
+    stack_now = fibers[n].stack.data();
     threadIdx = {n, 0, 0};
     if (_setjmp(scheduler_place) != 0) {
         return;
@@ -233,6 +271,7 @@ emu_fill_shared(unsigned shared) {
         abort();
     }
     dynamic = (float *)(room + MOST - shared);
+    dynamic_bytes = shared;
     memset(dynamic, 0xff, shared);
     memset(__start_emu_shared, 0xff, (size_t)(__stop_emu_shared - __start_emu_shared));
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -16,17 +16,22 @@ from pyalloc.ops._library import library
 ROOT = Path(__file__).parents[2]
 
 
-def build(out: Path) -> Path | None:
+# where a card would read something else, or refuse
+CHECKS = ("-O2", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error")
+RACES = ("-O1", "-fsanitize=thread", "-DPYA_RACES")  # emulate_races.hpp
+
+
+def build(out: Path, options: Sequence[str] = CHECKS) -> Path | None:
     """A library in the folder out; None without a compiler."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None
     subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
-    flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", f'-DPYA_KERNELS="{out / "ops.cu"}"']
-    # where a card would read something else, or refuse
-    flags += ["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]
-    source = str(ROOT / "tests/ops/emulate.cpp")
-    subprocess.run([compiler, *flags, source, "-o", str(out / "cuda.so")], check=True)
+    flags = ["-std=c++17", *options, "-fPIC", "-w", f'-DPYA_KERNELS="{out / "ops.cu"}"']
+    source, compiled = str(ROOT / "tests/ops/emulate.cpp"), str(out / "cuda.o")
+    subprocess.run([compiler, *flags, "-c", source, "-o", compiled], check=True)
+    # not with the options: a sanitizer's own library is not wanted
+    subprocess.run([compiler, "-shared", compiled, "-o", str(out / "cuda.so")], check=True)
     return out / "cuda.so"
 
 

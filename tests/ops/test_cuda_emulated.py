@@ -265,7 +265,7 @@ def test_additive_in_a_sequence(shape, device, monkeypatch):
 
 
 def test_queries_by_the_million(emulator):
-    """Three times 128 columns for each are more than 32 bits count: numbers before the gradient of values were written."""
+    """Three times 128 columns for each are more than 32 bits count: what lies before the gradient was written."""
     n, grad, probs = 6_000_000, torch.ones(4), torch.zeros(6_000_000)
     d_values, room = torch.zeros(1, 1, 4), torch.empty(n)
     probs[0], probs[-1] = 0.25, 0.5
