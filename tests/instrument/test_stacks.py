@@ -144,6 +144,8 @@ def test_functions_hold_what_they_led_to(plan: Plan) -> None:
     lines = out.splitlines()
     assert lines[3].split() == ["31.0", "MiB", "49.2", "%", "1.0", "MiB", "5", "train", "me/a.py"]
     assert lines[5] == "  and 3 more" and max(map(len, lines[:-1])) <= 80
+    told = json.loads(pyalloc("top", plan.path, "--by", "function", "-n", 3, "--json", "-q"))
+    assert told["rows"] == found[:3]
 
 
 def test_a_function_that_calls_itself_counts_once(plan: Plan) -> None:

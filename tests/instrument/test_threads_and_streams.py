@@ -48,6 +48,8 @@ def test_both_are_told(plan: Plan) -> None:
         shown = pyalloc("top", path, "--by", by)
         assert all(row["name"] in shown for row in rows)
         assert sum(row["bytes"] for row in rows) == 31 * MIB
+    first = pyalloc("top", path, "--by", "thread", "-n", 1)
+    assert "löader (thread 78)\n    15.0 MiB  and 3 more\n" in first
     page = html.page(found)
     assert '"thread":[["l' in page and '"stream":[["default stream"' in page
     assert "thread 77 is trainer" in pyalloc("events", path, "--at", "4")

@@ -74,6 +74,7 @@ def test_since_where_nothing_is_left_or_asked_for_backwards(plan: Plan) -> None:
         (["--since", "step:7", "--at", "step:6"], "--since step:7 is later than --at step:6"),
         (["--since", "soon"], "--since takes peak, end, oom, step:N as it begins"),
         (["--since", "step:6", "--over-time"], "--since is of what a moment holds"),
+        (["--since", "step:6", "--by", "pool"], "--since is of what a moment holds"),
     ):
         out = " ".join(pyalloc("top", path, *words, expect=2).split())
         assert told in out, out
