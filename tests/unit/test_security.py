@@ -147,6 +147,13 @@ def test_nothing_writes_files_in_another_way() -> None:
     assert found == allowed
 
 
+def test_nothing_makes_temporary_folders_in_another_way() -> None:
+    """Others have the umask's mode, with 0777 none at all."""
+    way = re.compile(r"TemporaryDirectory\(|mkdtemp\(")
+    found = [p.name for p in SOURCES if p.suffix == ".py" and way.search(p.read_text())]
+    assert found == ["files.py"]
+
+
 def test_stacks_and_command_line_can_be_left_out(tmp_path: Path) -> None:
     source = make_trace(tmp_path / "in.pya")
     for to in ("torch", "csv", "json", "perfetto", "speedscope"):
