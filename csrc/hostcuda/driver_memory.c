@@ -101,9 +101,7 @@ cuMemHostUnregister(void *ptr) {
 int
 cuMemHostGetDevicePointer_v2(uintptr_t *out, void *ptr, unsigned flags) {
     HC_DRIVER();
-    (void)flags;
-    *out = (uintptr_t)ptr;
-    return CU_OK;
+    return pya_hc_host_device_pointer(ptr, flags, (void **)out);
 }
 
 /* Virtual memory management */
@@ -266,69 +264,61 @@ enum {
 /* What is written of one; 0: it is not known. */
 static size_t
 pointer_attribute_bytes(int attribute) {
-    switch (attribute) {
-    case POINTER_IPC_CAPABLE:
-    case POINTER_MAPPED:
-        return 1;
-    case POINTER_MEMORY_TYPE:
-    case POINTER_IS_MANAGED:
-    case POINTER_DEVICE_ORDINAL:
-        return 4;
-    case POINTER_CONTEXT:
-    case POINTER_DEVICE_POINTER:
-    case POINTER_HOST_POINTER:
-    case POINTER_BUFFER_ID:
-    case POINTER_RANGE_START:
-    case POINTER_RANGE_SIZE:
-        return 8;
-    default:
-        return 0;
-    }
+    static const unsigned char bytes[] = {
+        [POINTER_CONTEXT] = 8,        [POINTER_MEMORY_TYPE] = 4, [POINTER_DEVICE_POINTER] = 8,
+        [POINTER_HOST_POINTER] = 8,   [POINTER_BUFFER_ID] = 8,   [POINTER_IS_MANAGED] = 4,
+        [POINTER_DEVICE_ORDINAL] = 4, [POINTER_IPC_CAPABLE] = 1, [POINTER_RANGE_START] = 8,
+        [POINTER_RANGE_SIZE] = 8,     [POINTER_MAPPED] = 1,
+    };
+    return attribute >= 0 && (size_t)attribute < sizeof bytes ? bytes[attribute] : 0;
 }
 
+/* Stays 0 where there is none. */
 static int
-pointer_attribute(void *out, int attribute, uintptr_t address) {
+pointer_attribute(uint64_t *value, int attribute, uintptr_t address) {
     struct cuda_pointer_attributes what;
+    *value = 0;
     int error = pya_hc_memory_describe((const void *)address, &what);
     if (error != CU_OK || what.type == 0) {
         /* Triton asks this of every tensor and passes host memory on as it is. */
-        if (attribute == POINTER_DEVICE_POINTER && error == CU_OK) {
-            *(uintptr_t *)out = address;
-        }
+        *value = attribute == POINTER_DEVICE_POINTER && error == CU_OK ? address : 0;
         return CU_INVALID_VALUE;
     }
     uintptr_t base = 0;
     size_t size = 0;
     switch (attribute) {
     case POINTER_CONTEXT:
-        *(void **)out = pya_hc_device(what.device);
+        *value = (uintptr_t)pya_hc_device(what.device);
         return CU_OK;
     case POINTER_MEMORY_TYPE:
-        *(unsigned *)out = what.type == 1 ? 1 : 2;
+        *value = what.type == 1 ? 1 : 2;
+        return CU_OK;
+    case POINTER_HOST_POINTER:
+        if (what.type == 2) {
+            return CU_INVALID_VALUE;
+        }
+        *value = address;
         return CU_OK;
     case POINTER_DEVICE_POINTER:
-    case POINTER_HOST_POINTER:
-        *(uintptr_t *)out = address;
-        return attribute == POINTER_HOST_POINTER && what.type == 2 ? CU_INVALID_VALUE : CU_OK;
     case POINTER_BUFFER_ID:
-        *(uint64_t *)out = address;
+        *value = address;
         return CU_OK;
     case POINTER_IS_MANAGED:
-        *(unsigned *)out = what.type == 3;
+        *value = what.type == 3;
         return CU_OK;
     case POINTER_DEVICE_ORDINAL:
-        *(int *)out = what.device;
+        *value = (unsigned)what.device;
         return CU_OK;
     case POINTER_IPC_CAPABLE:
-        *(unsigned char *)out = pya_hc_ipc_can_export((const void *)address);
+        *value = pya_hc_ipc_can_export((const void *)address);
         return CU_OK;
     case POINTER_RANGE_START:
     case POINTER_RANGE_SIZE:
         error = pya_hc_memory_range(address, &base, &size);
-        *(uint64_t *)out = attribute == POINTER_RANGE_START ? base : size;
+        *value = attribute == POINTER_RANGE_START ? base : size;
         return error;
     case POINTER_MAPPED:
-        *(unsigned char *)out = 1;
+        *value = 1;
         return CU_OK;
     default:
         return CU_NOT_SUPPORTED;
@@ -338,7 +328,12 @@ pointer_attribute(void *out, int attribute, uintptr_t address) {
 int
 cuPointerGetAttribute(void *out, int attribute, uintptr_t address) {
     HC_DRIVER();
-    return out == NULL ? CU_INVALID_VALUE : pointer_attribute(out, attribute, address);
+    uint64_t value = 0;
+    int error = out == NULL ? CU_INVALID_VALUE : pointer_attribute(&value, attribute, address);
+    if (error == CU_OK || value != 0) {
+        memcpy(out, &value, pointer_attribute_bytes(attribute));
+    }
+    return error;
 }
 
 int
@@ -346,9 +341,11 @@ cuPointerGetAttributes(unsigned n, const int *attributes, void **out, uintptr_t 
     HC_DRIVER();
     for (unsigned i = 0; i < n; i++) {
         /* This form does not fail for unknown pointers: it gives zeros. */
-        if (pointer_attribute(out[i], attributes[i], address) != CU_OK) {
-            memset(out[i], 0, pointer_attribute_bytes(attributes[i]));
+        uint64_t value = 0;
+        if (pointer_attribute(&value, attributes[i], address) != CU_OK) {
+            value = 0;
         }
+        memcpy(out[i], &value, pointer_attribute_bytes(attributes[i]));
     }
     return CU_OK;
 }

@@ -71,6 +71,15 @@ pya_hc_ipc_open(const struct cuda_ipc_handle *handle, void **out) {
     if (pya_hc_n_devices() == 0 || dev == NULL || dev->ordinal < 0) {
         return CU_INVALID_DEVICE;
     }
+    pya_hc_lock();
+    struct pya_hc_region *known = pya_hc_region_import_locked(name.pid, dev->ordinal, name.offset);
+    if (known != NULL) { /* CUDA too has one address for it, until it was closed as often */
+        known->n_opens++;
+        *out = (void *)known->start;
+        pya_hc_unlock();
+        return CU_OK;
+    }
+    pya_hc_unlock();
     char path[64];
     (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", name.pid, name.fd);
     struct pya_hc_region region = {
@@ -79,6 +88,8 @@ pya_hc_ipc_open(const struct cuda_ipc_handle *handle, void **out) {
         .kind = REGION_IMPORT,
         .device = dev->ordinal,
         .offset = name.offset,
+        .pid = name.pid,
+        .n_opens = 1,
         .fd = open(path, O_RDWR | O_CLOEXEC),
     };
     if (region.fd < 0) {
@@ -115,10 +126,12 @@ pya_hc_ipc_close(void *ptr) {
     pya_hc_lock();
     struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)ptr);
     if (region != NULL && region->kind == REGION_IMPORT && region->start == (uintptr_t)ptr) {
-        (void)close(region->fd);
-        pya_hc_address_give_locked(region->start, region->mapped);
-        pya_hc_region_remove_locked(region);
         error = CU_OK;
+        if (--region->n_opens == 0) {
+            (void)close(region->fd);
+            pya_hc_address_give_locked(region->start, region->mapped);
+            pya_hc_region_remove_locked(region);
+        }
     }
     pya_hc_unlock();
     return error;

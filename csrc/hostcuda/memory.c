@@ -340,3 +340,14 @@ pya_hc_memory_describe(const void *ptr, struct cuda_pointer_attributes *out) {
     pya_hc_unlock();
     return CU_OK;
 }
+
+int
+pya_hc_host_device_pointer(void *ptr, unsigned flags, void **out) {
+    struct cuda_pointer_attributes what;
+    int error = pya_hc_memory_describe(ptr, &what);
+    if (error != CU_OK || out == NULL || flags != 0 || what.type != 1) {
+        return error != CU_OK ? error : CU_INVALID_VALUE;
+    }
+    *out = ptr;
+    return CU_OK;
+}

@@ -28,3 +28,5 @@ int pya_hc_memory_info(size_t *free_bytes, size_t *total_bytes);
 int pya_hc_memory_range(uintptr_t address, uintptr_t *base, size_t *size);
 /* As cudaPointerGetAttributes; type 0 for memory that is not known. */
 int pya_hc_memory_describe(const void *ptr, struct cuda_pointer_attributes *out);
+/* The address that a device has for pinned or registered memory; flags: 0. */
+int pya_hc_host_device_pointer(void *ptr, unsigned flags, void **out);

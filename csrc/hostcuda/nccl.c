@@ -111,8 +111,6 @@ ncclCommUserRank(const struct nccl_comm *comm, int *out) {
 
 /* What one group sends and what it still has to receive: torch gathers into a list by one broadcast from each rank and
  * exchanges by one send and one receive for each, as a group.  What the others send is what this rank sends. */
-enum { MOST_TRANSFERS = 64 };
-
 struct nccl_transfer {
     void *at;
     size_t count;
@@ -122,8 +120,8 @@ struct nccl_transfer {
 };
 
 struct nccl_transfers {
-    int n;
-    struct nccl_transfer each[MOST_TRANSFERS];
+    int n, room;
+    struct nccl_transfer *each;
 };
 
 static _Thread_local struct nccl_group {
@@ -131,11 +129,29 @@ static _Thread_local struct nccl_group {
     struct nccl_transfers sends, receives;
 } group;
 
-static void
+/* NCCL_UNHANDLED: no host memory. */
+static int
 group_note(struct nccl_transfers *transfers, struct nccl_transfer one) {
-    if (group.depth > 0 && transfers->n < MOST_TRANSFERS) {
-        transfers->each[transfers->n++] = one;
+    if (group.depth == 0) {
+        return NCCL_OK;
     }
+    if (transfers->n == transfers->room) {
+        const int room = 2 * transfers->room + 16;
+        struct nccl_transfer *each = realloc(transfers->each, (size_t)room * sizeof *each);
+        if (each == NULL) {
+            return NCCL_UNHANDLED;
+        }
+        transfers->each = each;
+        transfers->room = room;
+    }
+    transfers->each[transfers->n++] = one;
+    return NCCL_OK;
+}
+
+static void
+transfers_end(struct nccl_transfers *transfers) {
+    free(transfers->each);
+    *transfers = (struct nccl_transfers){0};
 }
 
 /* What the peer of a receive sends: rather what goes to this rank than what goes to another.  NULL: not known. */
@@ -178,10 +194,7 @@ ncclAllReduce(
 int
 ncclGroupStart(void) {
     COUNT();
-    if (group.depth++ == 0) {
-        group.sends.n = 0;
-        group.receives.n = 0;
-    }
+    group.depth++;
     return NCCL_OK;
 }
 
@@ -200,6 +213,10 @@ ncclGroupEnd(void) {
             error = nccl_copy(to->at, from->at, to->count, to->type, to->stream);
         }
     }
+    if (group.depth == 0) {
+        transfers_end(&group.sends);
+        transfers_end(&group.receives);
+    }
     return error;
 }
 
@@ -209,8 +226,9 @@ ncclSend(
     void *stream) {
     COUNT();
     void *at = (void *)(uintptr_t)send;
-    group_note(&group.sends, (struct nccl_transfer){at, count, type, peer == comm->rank, stream});
-    return nccl_copy(at, at, count, type, stream);
+    const bool is_own = peer == comm->rank;
+    int error = group_note(&group.sends, (struct nccl_transfer){at, count, type, is_own, stream});
+    return error == NCCL_OK ? nccl_copy(at, at, count, type, stream) : error;
 }
 
 int
@@ -220,8 +238,9 @@ ncclRecv(
     COUNT();
     (void)peer;
     (void)comm;
-    group_note(&group.receives, (struct nccl_transfer){receive, count, type, false, stream});
-    return nccl_copy(receive, receive, count, type, stream);
+    int error =
+        group_note(&group.receives, (struct nccl_transfer){receive, count, type, false, stream});
+    return error == NCCL_OK ? nccl_copy(receive, receive, count, type, stream) : error;
 }
 
 int
@@ -229,13 +248,12 @@ ncclBroadcast(
     const void *send, void *receive, size_t count, unsigned type, int root,
     const struct nccl_comm *comm, void *stream) {
     COUNT();
-    if (root == comm->rank) { /* only the root's send buffer means anything */
-        void *at = (void *)(uintptr_t)send;
-        group_note(&group.sends, (struct nccl_transfer){at, count, type, true, stream});
-        return nccl_copy(receive, send, count, type, stream);
-    }
-    group_note(&group.receives, (struct nccl_transfer){receive, count, type, false, stream});
-    return nccl_copy(receive, receive, count, type, stream);
+    const bool is_root = root == comm->rank; /* only its send buffer means anything */
+    void *from = is_root ? (void *)(uintptr_t)send : receive;
+    int error = group_note(
+        is_root ? &group.sends : &group.receives,
+        (struct nccl_transfer){from, count, type, is_root, stream});
+    return error == NCCL_OK ? nccl_copy(receive, from, count, type, stream) : error;
 }
 
 int

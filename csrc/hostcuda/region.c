@@ -178,6 +178,17 @@ pya_hc_region_of_locked(int device, unsigned kinds) {
     return NULL;
 }
 
+struct pya_hc_region *
+pya_hc_region_import_locked(int pid, int device, uint64_t offset) {
+    for (size_t i = 0; i < n_regions; i++) {
+        if (regions[i]->kind == REGION_IMPORT && regions[i]->pid == pid &&
+            regions[i]->device == device && regions[i]->offset == offset) {
+            return regions[i];
+        }
+    }
+    return NULL;
+}
+
 uint64_t
 pya_hc_region_count_locked(enum pya_hc_region_kind kind) {
     return n_by_kind[kind];

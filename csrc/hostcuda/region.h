@@ -30,6 +30,7 @@ struct pya_hc_region {
     enum pya_hc_region_kind kind;
     int device;
     int fd;                    /* REGION_IMPORT: its own file */
+    int pid, n_opens;          /* REGION_IMPORT: whose it is, how often it was opened */
     uint64_t offset;           /* in the device's file; unused for reservations and host kinds */
     struct pya_hc_page *pages; /* REGION_RESERVED: mapped / 2 MiB of them */
     void *owner;               /* REGION_CHUNK: its pool */
@@ -52,6 +53,8 @@ struct pya_hc_region *pya_hc_region_at_locked(uintptr_t address);
 bool pya_hc_region_meets_locked(uintptr_t start, size_t size);
 /* Any region of the device that is of one of the kinds (bits, by number); NULL: there is none. */
 struct pya_hc_region *pya_hc_region_of_locked(int device, unsigned kinds);
+/* The import of these bytes of a process; NULL: there is none. */
+struct pya_hc_region *pya_hc_region_import_locked(int pid, int device, uint64_t offset);
 uint64_t pya_hc_region_count_locked(enum pya_hc_region_kind kind);
 
 bool pya_hc_region_is_device(const struct pya_hc_region *region);

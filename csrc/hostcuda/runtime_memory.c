@@ -74,9 +74,7 @@ cudaHostUnregister(void *ptr) {
 int
 cudaHostGetDevicePointer(void **out, void *ptr, unsigned flags) {
     HC_RUNTIME();
-    (void)flags;
-    *out = ptr;
-    return CU_OK;
+    RT(pya_hc_host_device_pointer(ptr, flags, out));
 }
 
 /* The caller's struct has 64 more bytes since CUDA 13. */

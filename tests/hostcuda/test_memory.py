@@ -292,6 +292,12 @@ def test_pointers_are_described(cuda: Cuda) -> None:
         assert found.type == kind
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     cuda.ok("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), plain + 50)
+    for name in ("cudaHostGetDevicePointer", "cuMemHostGetDevicePointer_v2"):
+        assert cuda.out(name, pinned + 8, 0) == pinned + 8
+        for wrong in ((pinned, 1), (plain, 0), (id(found), 0), (0, 0)):
+            assert cuda(name, ctypes.byref(base), *wrong) == INVALID
+    cuda("cudaGetLastError")
+    cuda.ok("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), plain + 50)
     assert (base.value, size.value) == (plain, 100)
     assert cuda("cudaFree", pinned) == INVALID
     cuda.ok("cudaFreeHost", pinned)
@@ -508,7 +514,12 @@ def test_memory_of_another_process_is_of_the_same_device(libraries: Path) -> Non
         handle.words[:] = [int(word) for word in sys.argv[2:]]
         code = cuda.cudaIpcOpenMemHandle(ctypes.byref(pointer), handle, 0)
         cuda.cudaPointerGetAttributes(ctypes.byref(found), pointer)
-        print(code, found[1])
+        again, first = ctypes.c_void_p(), pointer.value
+        codes = [code]
+        if code == 0:  # one address, until it is closed as often
+            codes += [cuda.cudaIpcOpenMemHandle(ctypes.byref(again), handle, 0), again.value != first]
+            codes += [cuda.cudaIpcCloseMemHandle(pointer) for _ in range(3)]
+        print(codes, found[1])
     """
     library = str(libraries / "libcudart.so.13")
     env = {**os.environ, "PYALLOC_HOSTCUDA_DEVICES": "3"}
@@ -527,4 +538,28 @@ def test_memory_of_another_process_is_of_the_same_device(libraries: Path) -> Non
         words = first.stdout.readline().split()
         answers = {each: run(taker, each, *words).communicate()[0] for each in ("0,1", "1", "2,0")}
         first.communicate("\n")
-    assert answers == {"0,1": "0 1\n", "1": "0 0\n", "2,0": f"{INVALID_DEVICE} -2\n"}
+    opened = [0, 0, False, 0, 0, INVALID]
+    assert answers == {
+        "0,1": f"{opened} 1\n",
+        "1": f"{opened} 0\n",
+        "2,0": f"{[INVALID_DEVICE]} -2\n",
+    }
+
+
+def test_a_group_of_transfers_is_as_long_as_a_program_makes_it(cuda: Cuda, libraries: Path) -> None:
+    """Also while another is there, which begins anew."""
+    nccl = ctypes.CDLL(str(libraries / "libpya_cudalibs.so"))
+    comm = ctypes.c_void_p()
+    n, byte, stream = 200, 0, None
+    assert nccl.ncclCommInitAll(ctypes.byref(comm), 1, None) == 0
+    sent = (ctypes.c_uint8 * n)(*range(n))
+    for _ in range(2):
+        got = (ctypes.c_uint8 * (n * n))()
+        assert nccl.ncclGroupStart() == 0
+        for i in range(n):
+            at = ctypes.c_void_p(ctypes.addressof(got) + i * n)
+            assert nccl.ncclSend(sent, ctypes.c_size_t(i + 1), byte, 0, comm, stream) == 0
+            assert nccl.ncclRecv(at, ctypes.c_size_t(i + 1), byte, 0, comm, stream) == 0
+        assert nccl.ncclGroupEnd() == 0
+        assert all(bytes(got[i * n : i * n + i + 1]) == bytes(sent[: i + 1]) for i in range(n))
+    assert nccl.ncclCommDestroy(comm) == 0
