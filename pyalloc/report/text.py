@@ -484,7 +484,7 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     shown = analysis.moments.get(oom[0], moment)
     capacity = analysis.totals["capacity"].get(device, 0)
     lines = [
-        f"device {device}, {analysis.notes.get('command', '')}",
+        wrapped(f"device {device}, {clip(analysis.notes.get('command', ''), _LONGEST)}", ""),
         *_oom(analysis, Oom(shown, asked, oom[2], "", capacity, is_from_torch(analysis.notes))),
     ]
     place = analysis.place(oom[5]) if len(oom) > 5 else None

@@ -370,6 +370,8 @@ def test_a_command_with_a_configuration_in_it_is_cut(plan: Plan) -> None:
     plan.event("user", f"command=python train.py --config {'x' * 4000}")
     shown = pyalloc("report", small_trace(plan), "--no-replay", "-q")
     assert "python train.py --config" in shown and "…" in shown and "x" * 400 not in shown
+    told = explain_oom(trace.analyse(plan.path), 0, MIB, plan.path)
+    assert "python train.py --config" in told and "…" in told and "x" * 400 not in told
 
 
 def test_requests_of_backward_are_told_from_others_without_a_stack(plan: Plan) -> None:
