@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc import attention, checkpoints, collected, leaks, recorded, source, training
-from pyalloc.analysis import FORWARDS, Advice, Analysis, Phase, in_all_layers
+from pyalloc.analysis import FORWARDS, Analysis, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
+from pyalloc.facts import Advice, Phase
 from pyalloc.falling import alive_at, falls_by
 from pyalloc.idle import idle_runs, knows_backwards
 from pyalloc.moments import PAGE, Block, Moment, page_bytes

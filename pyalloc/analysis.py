@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, categories, caveats, source, stays
+from pyalloc.facts import Advice, Oom, Phase, Row, time_of
 from pyalloc.moments import Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 from pyalloc.stays import Stay
@@ -26,94 +27,6 @@ _EARLIER = (  # by whether it was never freed
 )
 FORWARDS = ("forward", "loss")  # phases
 HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One occurrence of a phase.  n_: blocks made in it, of these left at its end, alive; step: -1 before the first."""
-
-    name: str
-    step: int
-    depth: int
-    begin: int
-    end: int
-    begin_ns: int
-    end_ns: int
-    begin_bytes: int
-    end_bytes: int
-    peak_bytes: int
-    peak_reserved_bytes: int
-    n_made: int
-    n_left: int
-    left_bytes: int
-    n_live_begin: int
-    n_live_end: int
-
-
-@dataclass(frozen=True)
-class Oom:
-    """An out-of-memory error.  moment: of its device, which alone counts.
-
-    where: " on device 1" of several, and which of several errors it is; capacity: of the device; 0: not known;
-    is_from_torch: by its own allocator.
-    """
-
-    moment: Moment
-    asked: int
-    free: int
-    where: str = ""
-    capacity: int = 0
-    is_from_torch: bool = False
-
-    @property
-    def is_reserved_known(self) -> bool:
-        """Does the trace tell of device memory, or was there nothing to hold any?"""
-        return bool(self.moment.segments) or not self.moment.blocks
-
-    @cached_property
-    def idle_bytes(self) -> int:
-        """Outside of private pools."""
-        return sum(n for _, n in self.moment.common_gaps)
-
-    @cached_property
-    def largest_gap(self) -> int:
-        """Of these the largest piece."""
-        return max((n for _, n in self.moment.common_gaps), default=0)
-
-    @property
-    def usable_free(self) -> int:
-        """What the device had free; where it alone was enough a limit forbade it."""
-        return self.free if self.free < self.asked else 0
-
-    @property
-    def is_fragmented(self) -> bool:
-        """Would what was idle and free have been enough in one piece?"""
-        return bool(self.moment.segments) and self.idle_bytes + self.usable_free >= self.asked
-
-    @property
-    def outside_bytes(self) -> int:
-        """Of the device, what neither is free nor this allocator's."""
-        if not self.capacity or not self.is_reserved_known:
-            return 0
-        return max(self.capacity - self.free - self.moment.reserved_bytes, 0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table of blame."""
-
-    name: str
-    bytes: int
-    blocks: int
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to do.  kind: a short name that stays the same; saved_bytes: about how much it would save, if known."""
-
-    kind: str
-    text: str
-    saved_bytes: int | None = None
 
 
 @dataclass
@@ -587,18 +500,6 @@ class Analysis:
             return "gradient, made in backward"
         is_workspace = block.bytes in CUBLAS_WORKSPACES
         return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")
-
-
-def time_of(place: int, n: int) -> str:
-    """Which of several errors one is, that is told of; place: from 0 on, -1: the last."""
-    if n <= 1:
-        return ""
-    names = {
-        0: "the first of {n} times",
-        n - 1: "the last of {n} times",
-        -1: "the last of {n} times",
-    }
-    return f" ({names.get(place, 'time {at} of {n}').format(at=place + 1, n=n)})"
 
 
 def _phase_of_peak(phases: list[Phase], totals: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pyalloc import source
-from pyalloc.analysis import Advice, Analysis
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Advice
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
 from pyalloc.units import size

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from pyalloc import source
-from pyalloc.analysis import Advice, Analysis
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Advice
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
 from pyalloc.units import size

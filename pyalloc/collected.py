@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from pyalloc import leaks
-from pyalloc.analysis import FORWARDS, HOLDERS, Advice, Analysis, Phase
+from pyalloc.analysis import FORWARDS, HOLDERS, Analysis
+from pyalloc.facts import Advice, Phase
 from pyalloc.falling import falls_by
 from pyalloc.findings import outermost
 from pyalloc.moments import Block

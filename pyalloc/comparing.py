@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pyalloc import moved, source
-from pyalloc.analysis import Analysis, Row
+from pyalloc.analysis import Analysis
 from pyalloc.caveats import BEFORE
 from pyalloc.config import CUBLAS_NOTES
+from pyalloc.facts import Row
 from pyalloc.moments import Moment
 from pyalloc.source import Frame
 

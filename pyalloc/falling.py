@@ -6,7 +6,8 @@ import bisect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from pyalloc.analysis import Analysis, Phase
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Phase
 from pyalloc.moments import Block
 from pyalloc.told import joined
 

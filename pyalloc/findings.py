@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pyalloc import _core, source
-from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis, Phase
+from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis
 from pyalloc.caveats import has_beginning
 from pyalloc.config import CUBLAS_BYTES, CUBLAS_CACHE, CUBLAS_CONF, CUBLASLT_BYTES
+from pyalloc.facts import Phase
 from pyalloc.moments import Block, Moment, moments_of, rounded
 from pyalloc.told import Told, joined
 

@@ -6,7 +6,8 @@ import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pyalloc.analysis import Analysis, Phase
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Phase
 from pyalloc.findings import outermost
 from pyalloc.units import MIB
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyalloc.analysis import Analysis, Row
+from pyalloc.analysis import Analysis
 from pyalloc.caveats import STATE_ONLY, is_from_torch
+from pyalloc.facts import Row
 from pyalloc.moments import Block, Moment
 from pyalloc.units import MIB, size
 

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pyalloc import source
-from pyalloc.analysis import Advice, Analysis, Phase
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Advice, Phase
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.idle import is_freed, runs_of
 from pyalloc.moments import Block

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import asked, console, leaks, trace, when
-from pyalloc.analysis import Analysis, Row
+from pyalloc.analysis import Analysis
 from pyalloc.errors import UsageError
+from pyalloc.facts import Row
 from pyalloc.moments import Moment
 from pyalloc.report import data, stacks, text
 from pyalloc.units import size

@@ -7,8 +7,9 @@ from typing import Any
 
 from pyalloc import leaks, reserved
 from pyalloc.advice import advise
-from pyalloc.analysis import Analysis, Row
+from pyalloc.analysis import Analysis
 from pyalloc.asked import Asked, Size, by_requests
+from pyalloc.facts import Row
 
 
 def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:

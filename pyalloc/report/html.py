@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pyalloc import reserved
-from pyalloc.analysis import Advice, Analysis, Phase
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Advice, Phase
 from pyalloc.moments import Block, Moment
 from pyalloc.report import data, ranks
 from pyalloc.report.parts import Stacks, filled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyalloc.analysis import Row
+from pyalloc.facts import Row
 from pyalloc.report.text import clip, hung, rows, wrapped
 from pyalloc.units import size
 

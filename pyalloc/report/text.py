@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from pyalloc import console, leaks, reserved
 from pyalloc.advice import advise
-from pyalloc.analysis import Analysis, Oom, Phase, Row
+from pyalloc.analysis import Analysis
 from pyalloc.asked import Asked, Size, by_requests
 from pyalloc.caveats import BEFORE, is_from_torch
 from pyalloc.config import CUBLAS_NOTES
+from pyalloc.facts import Oom, Phase, Row
 from pyalloc.moments import STEP, Moment, page_bytes
 from pyalloc.reserved import Reserved
 from pyalloc.units import MIB, size

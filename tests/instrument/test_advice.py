@@ -13,7 +13,8 @@ import pytest
 
 from instrument.tools import MIB, Plan, kinds, small_trace
 from pyalloc import advice, collected, trace
-from pyalloc.analysis import Analysis, Phase
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Phase
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
 from pyalloc.report import data, text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyalloc import idle
-from pyalloc.analysis import Phase
+from pyalloc.facts import Phase
 from pyalloc.moments import Block
 from pyalloc.units import MIB
 

@@ -6,7 +6,7 @@ import pytest
 
 from instrument.tools import MIB, Plan, kinds
 from pyalloc import leaks, trace
-from pyalloc.analysis import Row
+from pyalloc.facts import Row
 from pyalloc.report.text import rows
 
 

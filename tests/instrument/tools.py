@@ -12,8 +12,8 @@ from dry_support import PATIENCE_S
 
 from pyalloc import _core, trace
 from pyalloc.advice import advise
-from pyalloc.analysis import Advice
 from pyalloc.convert import KINDS
+from pyalloc.facts import Advice
 
 ROOT = Path(__file__).parent.parent.parent
 SEQ2SEQ = ROOT / "examples" / "seq2seq.py"
