@@ -34,7 +34,7 @@ class _Sphere(Constraint):
 _sphere = _Sphere()
 
 
-def _draw_beta(alpha: Tensor, beta: float) -> Tensor:
+def _draw_beta(alpha: Tensor, beta: float, _: Tensor | None = None) -> Tensor:
     pair = torch.stack([alpha, torch.full_like(alpha, beta)], -1)
     return torch._sample_dirichlet(pair).clamp_min(torch.finfo(alpha.dtype).tiny)
 
@@ -46,11 +46,12 @@ def _slope_of_beta(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
 
 
 # What draws, and its derivative, as torch's compiler needs them: torch's own have no shapes to tell unless those are
-# numbers. Two draws that look alike are not one.
+# numbers. Two draws that look alike are not one, which torch up to 2.11 sees by an argument alone: empty tensors of
+# their own, which it leaves apart.
 _compiled = "CompositeExplicitAutograd"
 torch.library.define(
     "pyalloc::draw_beta",
-    "(Tensor alpha, float beta) -> Tensor",
+    "(Tensor alpha, float beta, Tensor? apart=None) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 torch.library.impl("pyalloc::draw_beta", _compiled, _draw_beta)
@@ -59,7 +60,7 @@ torch.library.impl("pyalloc::slope_of_beta", _compiled, _slope_of_beta)
 
 
 @torch.library.register_fake("pyalloc::draw_beta")
-def _(alpha: Tensor, beta: float) -> Tensor:
+def _(alpha: Tensor, beta: float, _: Tensor | None = None) -> Tensor:
     return alpha.new_empty((*alpha.shape, 2))
 
 
@@ -79,9 +80,10 @@ class _Beta(torch.autograd.Function):
 
     @staticmethod
     def forward(alpha: Tensor, beta: float) -> Tensor:
-        is_compiled = torch.compiler.is_compiling()
-        draw = torch.ops.pyalloc.draw_beta if is_compiled else _draw_beta
-        parts: Tensor = draw(alpha, beta)
+        if not torch.compiler.is_compiling():
+            return _draw_beta(alpha, beta)
+        apart = torch.empty(0, device=alpha.device)
+        parts: Tensor = torch.ops.pyalloc.draw_beta(alpha, beta, apart)
         return parts
 
     @staticmethod
