@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -62,6 +63,61 @@ def test_damaged_files(steps: Path, tmp_path: Path, change) -> None:  # type: ig
 @pytest.mark.parametrize("devices", [[], 1, None, [1]])
 def test_files_without_devices(steps: Path, tmp_path: Path, devices: object) -> None:
     check_damaged(json.loads(planning.make(steps).to_json()) | {"devices": devices}, tmp_path)
+
+
+ODD_NUMBERS = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    512,
+    64 << 10,
+    2**31,
+    2**32,
+    2**60,
+    2**63 - 512,
+    2**63,
+    2**64 - 512,
+    2**64 - 1,
+    2**64,
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_file_holds_it_is_refused_or_does_no_harm(
+    steps: Path, tmp_path: Path, seed: int
+) -> None:
+    """Numbers of others' making, places over one another, and files that end early."""
+    rng = random.Random(seed)
+    whole, path = planning.make(steps).to_json(), tmp_path / "odd.plan"
+    n_refused = n_followed = 0
+    with trace.program(steps) as program:
+        for _ in range(60):
+            content = json.loads(whole)
+            (part,) = content["devices"]
+            for _ in range(rng.choice((1, 1, 3))):
+                place = rng.choice(part["places"])
+                at = rng.randrange(3)
+                near = (place[at] or 0) + rng.choice((-512, 512, 2 * MIB))
+                place[at] = rng.choice(
+                    (near, rng.choice(part["places"])[at], rng.choice(ODD_NUMBERS))
+                )
+            if rng.random() < 0.2:
+                name = rng.choice(("device", "period", "turns", "live_bytes", "extent_bytes"))
+                part[name] = rng.choice(ODD_NUMBERS)
+            text = json.dumps(content)
+            path.write_text(text[: rng.randrange(len(text))] if rng.random() < 0.1 else text)
+            try:
+                found = planning.read(path)
+            except PlanError:
+                n_refused += 1
+                continue
+            n_followed += 1
+            options = rng.choice(("", "memory:tight", "memory:fast", "limit:64MiB"))
+            replayed = program.replay("pyalloc", plan=found.packed(), options=options, check=True)
+            assert replayed["completed"] and replayed["n_violations"] == 0
+    assert n_refused > 5 and n_followed > 5
 
 
 def check_damaged(content: dict[str, Any], tmp_path: Path) -> None:
