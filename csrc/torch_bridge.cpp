@@ -464,6 +464,7 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
     (void)own.release(); /* the heap drops it at the pool's end */
     // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
     pya_torch_fast_note_stream(static_cast<int8_t>(device));
+    pya_torch_pool_note_begun(static_cast<int8_t>(device), pool);
 }
 
 void

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <dlfcn.h>
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
@@ -94,6 +95,54 @@ own_free(void *arg, pya_dptr address) {
 void
 own_drop(void *arg) {
     delete static_cast<own_allocator *>(arg);
+}
+
+/* ---- a watched cudaMalloc ----
+ * A preloaded library that answers cudaMalloc instead of the CUDA runtime wants to know what a pool is made of: to take
+ * the memory away for a while, as torch_memory_saver does, or to count it.  Of the driver's calls it sees none. */
+
+struct runtime_functions {
+    int (*alloc)(void **out, size_t bytes);
+    int (*release)(void *ptr);
+    int (*last_error)();
+    bool is_watched;
+};
+
+const void *
+library_of(const char *name) {
+    Dl_info info = {};
+    const void *symbol = pya_torch_runtime_symbol(name);
+    return symbol != nullptr && dladdr(symbol, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
+const runtime_functions &
+runtime() {
+    static const runtime_functions found = [] {
+        runtime_functions each = {};
+        const bool is_there = pya_torch_find(each.alloc, "cudaMalloc") &&
+                              pya_torch_find(each.release, "cudaFree") &&
+                              pya_torch_find(each.last_error, "cudaGetLastError");
+        each.is_watched = is_there && library_of("cudaMalloc") != library_of("cudaGetDevice");
+        return each;
+    }();
+    return found;
+}
+
+void *
+watched_alloc(void *self, size_t bytes) {
+    (void)self;
+    void *ptr = nullptr;
+    if (runtime().alloc(&ptr, bytes) != 0) {
+        (void)runtime().last_error(); /* ours, not to be found by whoever asks next */
+        return nullptr;
+    }
+    return ptr;
+}
+
+void
+watched_free(void *self, void *ptr) {
+    (void)self;
+    (void)runtime().release(ptr);
 }
 
 template <typename F>
@@ -253,6 +302,19 @@ pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *al
             throw std::runtime_error(
                 "pyalloc: a pool that has memory already cannot get an allocator of its own");
         }
+    }
+}
+
+void
+pya_torch_pool_note_begun(int8_t device, pya_pool_id id) {
+    if (runtime().is_watched) {
+        auto own = std::make_unique<own_allocator>();
+        own->raw_alloc = watched_alloc;
+        own->raw_delete = watched_free;
+        /* Refused, and dropped, where the pool has memory or an allocator already. */
+        // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
+        const pya_segment_source source = {own_alloc, own_free, own_drop, own.release()};
+        (void)!pya_pool_set_source(pya_torch_heap(), device, id, source);
     }
 }
 

@@ -18,6 +18,8 @@ void pya_torch_pool_create_without(void *self, int8_t device, pya_pool_id id);
 pya_pool_id pya_torch_pool_in_use(void);
 /* Before requests go to a pool: throws where its own allocator is not known, as there. */
 void pya_torch_pool_check_allocator(void);
+/* After requests began to go to a pool: one that has no memory yet takes it from cudaMalloc where that is watched. */
+void pya_torch_pool_note_begun(int8_t device, pya_pool_id id);
 void pya_torch_pool_use_on_oom(void *self, int8_t device, pya_pool_id id, bool flag);
 /* torch has setNoSplit, and with it a flag of setUseOnOOM; without, that call means true. */
 void pya_torch_pool_has_no_split(void);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -76,6 +77,17 @@ def dry_environment(
     if install:
         env[_bootstrap.INSTALL] = "1"
     return env
+
+
+def preloaded(source: str, folder: Path, devices: int = 1) -> str:
+    """LD_PRELOAD with these functions, in C, before the runtime's own."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    library = folder / "libwatch.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return f"{library}:{dry_environment(install=True, devices=devices)['LD_PRELOAD']}"
 
 
 def warm_python(source: str, *, dryrun: bool = False) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from dry_support import dry_environment, run_checked
+from dry_support import dry_environment, preloaded, run_checked
 
 pytestmark = pytest.mark.torch
 
@@ -72,17 +70,6 @@ def test_pages_that_the_driver_does_not_share(dry_python) -> None:  # type: igno
     refused = {"PYALLOC_HOSTCUDA_FAIL": "every:cuMemExportToShareableHandle:801"}
     said = dry_python(SHARE, install=True, env=refused).stdout
     assert "PYALLOC_CONF=vmm:false" in said
-
-
-def preloaded(source: str, folder: Path, devices: int = 1) -> str:
-    """LD_PRELOAD with these functions before the runtime's own."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no gcc")
-    library = folder / "libwatch.so"
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
-    subprocess.run(command, input=source, text=True, check=True)
-    return f"{library}:{dry_environment(install=True, devices=devices)['LD_PRELOAD']}"
 
 
 def test_what_does_not_help_is_not_advised(dry_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
