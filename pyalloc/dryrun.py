@@ -27,6 +27,7 @@ _MEMORY_CALLS = re.compile(
     r"cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)\w*)$"
 )
 OUT_OF_MEMORY = "OutOfMemoryError"
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
 @dataclass(frozen=True)
@@ -192,12 +193,17 @@ def _started(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pop
         elif number != signal.SIGINT or not _is_foreground():
             children[0].send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    before = {number: signal.getsignal(number) for number in _FORWARDED}
+    # The program inherits what is ignored (nohup): that is forwarded from its beginning on.
+    late = [number for number, handler in before.items() if handler == signal.SIG_IGN]
     try:
+        for number in _FORWARDED - set(late):
+            signal.signal(number, forward)
         children.append(subprocess.Popen(command, env=env))
-        for number in early:
-            children[0].send_signal(number)
+        for number in late:
+            signal.signal(number, forward)
+        for each in early:
+            children[0].send_signal(each)
         yield children[0]
     finally:
         for number, handler in before.items():

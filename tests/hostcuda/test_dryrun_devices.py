@@ -200,6 +200,20 @@ print(dryrun.run(dryrun.Options((sys.executable, "-c", program, "program"))).exi
     assert (code, told) == (0, f"{128 + signal.SIGTERM}\n")
 
 
+def test_what_is_ignored_is_ignored_in_the_program(
+    torch_found: hostcuda.Torch, run_python: RunPython
+) -> None:
+    """As with nohup."""
+    done = run_python("""
+        import signal, sys
+        from pyalloc import dryrun
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        program = "import signal; print(signal.getsignal(1) == signal.SIG_IGN, signal.getsignal(15))"
+        dryrun.run(dryrun.Options((sys.executable, "-c", program)))
+        """)
+    assert done.stdout.split() == ["True", "0"]
+
+
 def test_figures_that_come_while_their_folder_goes(
     torch_found: hostcuda.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
