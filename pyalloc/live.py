@@ -29,7 +29,7 @@ ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
 _YOUNG_S = 60.0
 _LONGEST_REQUEST = 1 << 16  # bytes
-_BEGUN = ".new"
+_BEGUN = ".new"  # no longer than .sock: the names of sockets are short
 _PAUSE_S = 0.1
 # The process has no more open files or memory, or who asked has gone: the next one can be answered.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
@@ -116,7 +116,7 @@ def serve() -> Path | None:
     if path in _serving and path.exists():  # not swept away with old files
         return path
     _remove_left_behind(path.parent)
-    begun = path.with_name(f"{path.name}{_BEGUN}")  # who finds it under its own name is answered
+    begun = path.with_suffix(_BEGUN)  # who finds it under its own name is answered
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         begun.unlink(missing_ok=True)
@@ -143,7 +143,8 @@ def serve() -> Path | None:
 
 def _remove_left_behind(folder: Path) -> None:
     """Sockets of killed processes; asked rather than told by the number, which may be of another container."""
-    for path in folder.glob(f"pyalloc-{os.getuid()}-*.sock*"):
+    left = folder.glob(f"pyalloc-{os.getuid()}-*")
+    for path in (each for each in left if each.suffix in (".sock", _BEGUN)):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(0)
             if time.time() - path.stat().st_mtime < _YOUNG_S:

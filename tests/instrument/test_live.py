@@ -184,15 +184,15 @@ def test_a_process_is_found_once_it_answers(
     """Whoever found a socket that did not listen yet told of a process that never would."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     path = live.socket_path(os.getpid())
-    found: list[bool] = []
+    found: list[tuple[bool, bool]] = []
 
     class Socket(socket.socket):
         def listen(self, *given: int) -> None:
-            found.append(path.exists())
+            found.append((path.exists(), len(self.getsockname()) > len(str(path))))
             super().listen(*given)
 
     monkeypatch.setattr(live.socket, "socket", Socket)
-    assert live.serve() == path and found == [False]
+    assert live.serve() == path and found == [(False, False)]
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
