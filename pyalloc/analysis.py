@@ -54,8 +54,6 @@ class Analysis:
     ]  # events one by one: of that step, as far as few say all, and around the moments
     marks: list[int]  # moments of which sums are known: who held memory from one to another
     stays: list[Stay]
-    # Moments, and how much was allocated at most from each to the next: within them nothing of the peak begins or ends.
-    heights: list[tuple[int, int]]
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     advised: tuple[dict[str, dict[str, Any]], list[Advice]] | None = (
@@ -109,7 +107,6 @@ class Analysis:
             told=list(shown(map(Told._make, second.told()))),
             marks=marks,
             stays=stays.of(second),
-            heights=second.heights(),
             growths=second.growths(),
         )
 
@@ -119,6 +116,15 @@ class Analysis:
     def peak(self) -> Moment:
         """The moment of most allocated bytes."""
         return self.moments[self.totals["peak_event"]]
+
+    @cached_property
+    def heights(self) -> list[tuple[int, int]]:
+        """Moments, and how much was allocated at most from each to the next.
+
+        Within them nothing of the peak begins or ends. As many as blocks are alive at the peak, so not read before
+        they are asked for.
+        """
+        return self.scan.heights()
 
     @property
     def has_segments(self) -> bool:
