@@ -205,10 +205,10 @@ scan_bins(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, b++) {
         pya_module_list_add(
-            &list,
-            Py_BuildValue(
-                "(KKKKKKIKK)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
-                (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase, (ull)b->step, (ull)b->max_event));
+            &list, Py_BuildValue(
+                       "(KKKKKKIKK)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes,
+                       (ull)b->min_bytes, (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase,
+                       (ull)b->step, (ull)b->max_event));
     }
     return list;
 }

@@ -177,8 +177,8 @@ struct pya_scan_totals {
     uint64_t n_segment_events, n_lost; /* phases, steps and so on beyond what is kept */
     uint32_t peak_phase;               /* as a bin's */
     uint64_t peak_step;
-    uint64_t n_record_streams;         /* blocks said to be used on another stream */
-    uint64_t n_streams;                /* that were asked for memory; counted up to 64 */
+    uint64_t n_record_streams; /* blocks said to be used on another stream */
+    uint64_t n_streams;        /* that were asked for memory; counted up to 64 */
     uint64_t capacity[PYA_MAX_DEVICES];
     uint64_t device_peak[PYA_MAX_DEVICES], device_peak_reserved[PYA_MAX_DEVICES];
     uint64_t device_peak_lasting[PYA_MAX_DEVICES]; /* allocated without what is temporary */
