@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pyalloc import source
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import HOLDERS, Analysis
 from pyalloc.facts import Advice, Phase
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.idle import is_freed, runs_of
@@ -86,7 +86,7 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
         return
     # In half precision they may be there as well.
     alike = (most.bytes, most.bytes // 2)
-    found = [b for b in peak.blocks if b.bytes in alike and b.category != "parameters"]
+    found = [b for b in peak.blocks if b.bytes in alike and analysis.category(b) not in HOLDERS]
     held = sum(block.bytes for block in found)
     part = most.bytes * len(found) // _PARTS
     saved = min(falls_by(found, analysis, TRAINING), held - part)

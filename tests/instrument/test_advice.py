@@ -427,3 +427,23 @@ def test_what_a_report_says_several_times_is_looked_for_once(
     found.replays = {"native": {"completed": True, "peak_bytes": 1}}  # told of as well
     assert [item.kind for item in advice.advise(found)] == ["policy", "fragmentation"]
     assert n_times == [2]
+
+
+def test_state_that_is_as_large_as_the_logits_is_none_of_them(plan: Plan) -> None:
+    """An embedding of as many words has half as much where the batch has twice as many rows as it has columns."""
+    plan.event("step", "step")
+    for i in range(4):
+        plan.event("alloc", addr=(i + 1) << 40, bytes=32 * MIB)
+        plan.event("category", "optimizer state", addr=(i + 1) << 40)
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=1 << 30, bytes=64 * MIB, stack=plan.stack(3, "forward"))
+    plan.event("phase_end", "forward")
+    of_loss = plan.stack(5, "cross_entropy", "/lib/site-packages/torch/nn/functional.py")
+    plan.event("alloc", addr=2 << 30, bytes=64 * MIB, stack=of_loss)
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=3 << 30, bytes=64 * MIB)
+    for i in range(1, 4):
+        plan.event("free_requested", addr=i << 30)
+    plan.event("phase_end", "backward")
+    found = kinds(plan.done())["logits"]
+    assert found.text.startswith("3 tensors of 64.0 MiB or half of it hold 192.0 MiB at the peak")
