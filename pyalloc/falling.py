@@ -14,6 +14,7 @@ from pyalloc.told import joined
 TRAINING = ("forward", "loss", "backward")  # in which activations are, or are made again
 # Whose peaks count: a phase of the program's own may be a whole step, with the peak of it.
 _PHASES = (*TRAINING, "inference", "optimizer")
+_HARDLY = 0.1  # of the blocks: what is made once among them, and kept
 
 
 def falls_by(
@@ -26,7 +27,7 @@ def falls_by(
     """Of blocks that are alive at the peak and need not be.
 
     least: 0 at once where they are not more bytes than that: there may be very many phases to look at.
-    alike: names of phases that go without such blocks; where none of these is alive, others are, which go as well.
+    alike: names of phases that go without such blocks; where hardly any of these is alive, others are, which go too.
     again: bytes of them that are there all the same, whichever: what is made again, one part after the other.
     """
     blocks = list(dropped)
@@ -46,6 +47,7 @@ class _Beside:
         self, blocks: list[Block], analysis: Analysis, alike: Collection[str], again: int
     ) -> None:
         self._blocks = blocks
+        self._few = _HARDLY * sum(block.bytes for block in blocks)
         self._heights = analysis.heights
         self._peak: int = analysis.totals["peak_event"]
         self._alike, self._again = alike, again
@@ -68,8 +70,9 @@ class _Beside:
         return (begins[at - 1] + 1, end + 1) if at > 0 else None
 
     def _alive_in(self, phase: Phase) -> int:
-        """Most: all of them are alive at the peak, nearest to it are most."""
-        return self._bytes_at(phase.end if phase.end <= self._peak else phase.begin)
+        """Most: all of them are alive at the peak, nearest to it are most.  0 where they are few."""
+        most = self._bytes_at(phase.end if phase.end <= self._peak else phase.begin)
+        return most if most > self._few else 0
 
     def in_phases(self) -> Iterator[int]:
         """Most of each that is not in the step, by its own peak."""
@@ -107,7 +110,7 @@ class _Beside:
                 spared = alive + self._coming
             elif not is_unlike(begin):
                 spared = alive
-                if not alive and has_further:  # what further passes keep goes as well
+                if alive <= self._few and has_further:  # what further passes keep goes as well
                     continue
             yield self._height(begin, end) - max(spared - self._again, 0)
 

@@ -246,6 +246,24 @@ def test_nothing_is_made_again_for_a_backward_that_never_comes(plan: Plan) -> No
     assert kinds(plan.done()).keys() == {"no_grad"}  # no checkpoint
 
 
+def test_what_a_function_makes_once_and_keeps_is_in_no_checkpoints_way(plan: Plan) -> None:
+    """As the workspace of cuBLASLt, which torch 2.9 made at a layer's first product."""
+    for i in range(3):
+        plan.event("phase_begin", "forward")
+        for j in range(5):
+            stack = plan.stack(7, "run")
+            plan.event("alloc", addr=(j + 1) << 30, bytes=8 * MIB, stack=stack)
+            if i == j == 0:
+                plan.event("alloc", addr=1 << 40, bytes=MIB, stack=stack)
+        plan.event("phase_end", "forward")
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=1 << 41, bytes=(4 if i else 5) * MIB)
+        for address in (1 << 41, *((j + 1) << 30 for j in range(5))):
+            plan.event("free_requested", addr=address)
+        plan.event("phase_end", "backward")
+    assert kinds(plan.done())["checkpoint"].saved_bytes == 33 * MIB
+
+
 @pytest.mark.torch
 def test_checkpoints_save_what_is_said(record: Record) -> None:
     program = """
