@@ -151,24 +151,6 @@ test_segments_of_two_streams(void) {
     }
 }
 
-/* A segment comes whole, and is larger than what it is made for: with it more is reserved than needed, and that goes. */
-static void
-test_segments_make_room_for_the_next(void) {
-    static const size_t mib[] = {30, 5};
-    for (size_t i = 0; i < 2; i++) {
-        struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
-        world_init(&world, "vmm:False,soft_limit:98MiB");
-        for (size_t k = 0; k < 3; k++) {
-            (void)take(&world, 20 * MIB, 0);
-        }
-        give(&world, take(&world, 20 * MIB, 16));
-        CHECK_EQ(reserved(&world), 80 * MIB);
-        (void)take(&world, mib[i] * MIB, 0);
-        CHECK_EQ(reserved(&world), (mib[i] == 5 ? 80 : 90) * MIB);
-        world_fini(&world);
-    }
-}
-
 /* keep_free: what is reserved now and what is free beyond that is the level, and nothing goes below it. */
 static void
 test_what_is_left_to_others_is_kept_free(void) {
@@ -590,7 +572,6 @@ static const struct check_case cases[] = {
     {"highest_goes_first", test_the_highest_of_equals_goes_first},
     {"second_address_goes_last", test_what_has_a_second_address_goes_last},
     {"segments_of_two_streams", test_segments_of_two_streams},
-    {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
     {"what_is_freed_before_a_capture_serves", test_what_is_freed_before_a_capture_serves},
     {"no_capture_begins_while_the_device_is_waited_for",

@@ -89,6 +89,24 @@ test_a_window_lies_between_collections(void) {
     world_fini(&world);
 }
 
+/* A segment comes whole, and is larger than what it is made for: with it more is reserved than needed, and that goes. */
+static void
+test_segments_make_room_for_the_next(void) {
+    static const size_t mib[] = {30, 5};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+        world_init(&world, "vmm:False,soft_limit:98MiB");
+        for (size_t k = 0; k < 3; k++) {
+            (void)take(&world, 20 * MIB, 0);
+        }
+        give(&world, take(&world, 20 * MIB, 16));
+        CHECK_EQ(reserved(&world), 80 * MIB);
+        (void)take(&world, mib[i] * MIB, 0);
+        CHECK_EQ(reserved(&world), (mib[i] == 5 ? 80 : 90) * MIB);
+        world_fini(&world);
+    }
+}
+
 /* What is needed again and again is not idle, though it is always there. */
 static void
 test_what_is_needed_does_not_go(void) {
@@ -218,6 +236,7 @@ static const struct check_case cases[] = {
     {"streams_age", test_streams_age},
     {"nothing_goes_under_a_capture", test_nothing_goes_under_a_capture},
     {"a_window_lies_between_collections", test_a_window_lies_between_collections},
+    {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"what_is_needed_does_not_go", test_what_is_needed_does_not_go},
     {"what_is_reserved_does_not_go", test_what_is_reserved_does_not_go},
     {"a_pause_ends_all_windows", test_a_pause_ends_all_windows},

@@ -213,6 +213,11 @@ def test_an_interrupt_waits_for_the_end_and_a_second_one_does_not() -> None:
         with mainthread.interrupts_wait():
             pass
         assert len(seen) == 3
+        # Handlers are the main thread's alone.
+        assert beside(lambda: mainthread.interrupts_wait().__enter__()) == [None]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with mainthread.interrupts_wait():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 
