@@ -106,8 +106,8 @@ def _saved(made: Advice) -> int:
 
 def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
     sizes = [sum(block.bytes for block in blocks) for blocks in members]
-    dropped, saved, again = _made_again(members, analysis)
-    saved = _worth(saved, dropped, analysis, again)
+    dropped, saved = _made_again(members, analysis)
+    saved = _worth(saved, dropped, analysis)
     if saved:
         how = _checkpointing(analysis, members[0], "each")
         yield Advice(
@@ -133,7 +133,8 @@ def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) ->
     last = sizes[-1] if n_passes > 1 else 0  # in which nothing is made again
     again = max(sizes) // n_passes
     saved = total - n_passes * between - last - again
-    saved = _worth(saved, blocks, analysis, again)
+    dropped = _until_made_again([part[:-1] for part in parts])
+    saved = _worth(saved, dropped, analysis)
     if saved:
         yield Advice(
             "checkpoint",
@@ -152,9 +153,9 @@ def _of_function(
     total = sum(block.bytes for block in blocks)
     n_calls = _calls(blocks)
     if n_calls > 1:
-        parts = [sum(block.bytes for block in part) for part in _in_parts(blocks, n_calls)]
-        again = max(parts)
-        saved = _worth(total - again, blocks, analysis, again)
+        parts = list(_in_parts(blocks, n_calls))
+        again = max(sum(block.bytes for block in part) for part in parts)
+        saved = _worth(total - again, _until_made_again(parts), analysis)
     else:
         # All of it is made again at once, when what was made after it is gone, and is there until each is freed.
         after = sum(b.bytes for b in held if b.alloc_event > blocks[-1].alloc_event)
@@ -214,15 +215,15 @@ def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
         begin = end
 
 
-def _worth(saved: int, dropped: list[Block], analysis: Analysis, again: int = 0) -> int:
+def _worth(saved: int, dropped: list[Block], analysis: Analysis) -> int:
     """As much, or less where another moment stays as high; 0: too little."""
     least = analysis.peak.allocated_bytes * _SHARE
-    saved = min(saved, falls_by(dropped, analysis, TRAINING, least, again))
+    saved = min(saved, falls_by(dropped, analysis, TRAINING, least))
     return saved if saved > least else 0
 
 
-def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Block], int, int]:
-    """What some modules do not keep with a checkpoint around each, what that saves, and what of one is made again.
+def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Block], int]:
+    """What some modules do not keep with a checkpoint around each, and what that saves: one is made again at a time.
 
     What goes into the next one is kept.
     """
@@ -235,10 +236,19 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
     results = [blocks[-1].bytes for blocks in calls]
     results[-1] = min(results[-2:])
     again = max(a - b for a, b in zip(sizes, results, strict=True))
-    dropped = [block for blocks in calls for block in blocks[:-1]]
-    if calls[-1][-1].bytes > results[-1]:
-        dropped.append(calls[-1][-1])
-    return dropped, sum(sizes) - sum(results) - again, again
+    dropped = _until_made_again([blocks[:-1] for blocks in calls])
+    return dropped, sum(sizes) - sum(results) - again
+
+
+def _until_made_again(parts: Sequence[Sequence[Block]]) -> list[Block]:
+    """What is not there until backward, which has done what came after, comes to it; the last part it makes at once."""
+    dropped: list[Block] = []
+    for part, after in itertools.pairwise(parts):
+        freed = [block.free_event for block in part if block.free_event is not None]
+        done = [block.free_event for block in after if block.free_event is not None]
+        end = min([*freed, *([max(done)] if done else [])], default=None)
+        dropped += [block._replace(free_event=end) for block in part]
+    return dropped
 
 
 def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:

@@ -22,19 +22,17 @@ def falls_by(
     analysis: Analysis,
     alike: Collection[str],
     least: float = 0,
-    again: int = 0,
 ) -> int:
     """Of blocks that are alive at the peak and need not be.
 
     least: 0 at once where they are not more bytes than that: there may be very many phases to look at.
     alike: names of phases that go without such blocks; where hardly any of these is alive, others are, which go too.
-    again: bytes of them that are there all the same, whichever: what is made again, one part after the other.
     """
     blocks = list(dropped)
-    total = sum(block.bytes for block in blocks) - again
+    total = sum(block.bytes for block in blocks)
     if total <= least:
         return 0
-    beside = _Beside(blocks, analysis, alike, again)
+    beside = _Beside(blocks, analysis, alike)
     elsewhere = max(itertools.chain(beside.in_phases(), beside.moment_by_moment()), default=0)
     left: int = analysis.totals["peak_bytes"] - elsewhere
     return max(min(total, left), 0)
@@ -43,14 +41,12 @@ def falls_by(
 class _Beside:
     """How high memory stands without some blocks: in the peak's step moment by moment, elsewhere as phases tell."""
 
-    def __init__(
-        self, blocks: list[Block], analysis: Analysis, alike: Collection[str], again: int
-    ) -> None:
+    def __init__(self, blocks: list[Block], analysis: Analysis, alike: Collection[str]) -> None:
         self._blocks = blocks
         self._few = _HARDLY * sum(block.bytes for block in blocks)
         self._heights = analysis.heights
         self._peak: int = analysis.totals["peak_event"]
-        self._alike, self._again = alike, again
+        self._alike = alike
         self._phases = [phase for phase in analysis.phases if phase.name in _PHASES]
         around = (p for p in self._phases if p.begin < self._peak <= p.end)
         self._own = next(((p.begin + 1, p.end + 1) for p in around), (self._peak, self._peak))
@@ -82,7 +78,7 @@ class _Beside:
             if phase.name not in self._alike:
                 yield phase.peak_bytes
             elif alive := self._alive_in(phase):
-                yield phase.peak_bytes - max(alive - self._again, 0)
+                yield phase.peak_bytes - alive
 
     def _is_in_step(self, phase: Phase) -> bool:
         begin, end = self._region
@@ -112,7 +108,7 @@ class _Beside:
                 spared = alive
                 if alive <= self._few and has_further:  # what further passes keep goes as well
                     continue
-            yield self._height(begin, end) - max(spared - self._again, 0)
+            yield self._height(begin, end) - spared
 
     def _height(self, begin: int, end: int) -> int:
         first, last = (bisect.bisect_left(self._heights, (at,)) for at in (begin, end))
