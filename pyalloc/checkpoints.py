@@ -133,8 +133,7 @@ def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) ->
     last = sizes[-1] if n_passes > 1 else 0  # in which nothing is made again
     again = max(sizes) // n_passes
     saved = total - n_passes * between - last - again
-    dropped = _until_made_again([part[:-1] for part in parts])
-    saved = _worth(saved, dropped, analysis)
+    saved = _worth(saved, blocks, analysis)
     if saved:
         yield Advice(
             "checkpoint",
