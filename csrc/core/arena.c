@@ -347,6 +347,7 @@ pya_arena_settle(
         range->slots[first + i].page = ids[i];
     }
     (void)pya_arena_give(arena, block);
+    pya_arena_offer(arena); /* its pool may have lost its last user while the request waited */
     return PYA_OK;
 
 unmap:
