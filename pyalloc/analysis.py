@@ -49,16 +49,14 @@ class Analysis:
     window_end: int
     window_bins: list[tuple[int, ...]]
     spans: list[Block]
-    told: list[
-        Told
-    ]  # events one by one: of that step, as far as few say all, and around the moments
+    # Events one by one: of that step, as far as few say all, and around the moments.
+    told: list[Told]
     marks: list[int]  # moments of which sums are known: who held memory from one to another
     stays: list[Stay]
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    advised: tuple[dict[str, dict[str, Any]], list[Advice]] | None = (
-        None  # and the replays it is of
-    )
+    # What was advised, behind the replays that it is of.
+    advised: tuple[dict[str, dict[str, Any]], list[Advice]] | None = None
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     unmarked: list[int] = field(default_factory=list)  # events of backwards that are no phases
     workspaces: set[int] = field(default_factory=set)  # cuBLAS's, by the event of their allocation

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from dry_support import dry_environment
+from dry_support import preloaded
 
 from pyalloc import _core
 
@@ -41,13 +39,7 @@ def skip_without(name: str) -> None:
 @pytest.fixture
 def counting(tmp_path: Path) -> dict[str, str]:
     """The environment of a program whose calls of dladdr() are counted in `n_lookups`."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no gcc")
-    library = tmp_path / "counting.so"
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
-    subprocess.run(command, input=COUNTING, text=True, check=True)
-    return {"LD_PRELOAD": f"{library}:{dry_environment(install=True)['LD_PRELOAD']}"}
+    return {"LD_PRELOAD": preloaded(COUNTING, tmp_path)}
 
 
 def test_an_address_is_looked_up_once(dry_python, counting) -> None:  # type: ignore[no-untyped-def]
