@@ -118,6 +118,21 @@ squeeze_mappings(
     return st;
 }
 
+/* Pages that were given back may not come again, when another process took them: then a whole grain of others, of which
+ * more is free than what lacks. */
+static pya_status
+squeeze_whole_grain(
+    struct pya_arena *arena, size_t bytes, bool is_small, pya_status st, struct pya_block **out) {
+    const size_t n_lacking = pya_ladder_stitch_lacks(arena, bytes);
+    if (arena->card->pages.n_grained == 0 || n_lacking == 0) {
+        return st;
+    }
+    const size_t n_most = n_lacking + pya_grain_pages(PYA_N_GRAINS - 1) - 1;
+    st = pya_ladder_transfer(arena, n_most, PYA_TRANSFER_LAST);
+    st = st == PYA_OK ? pya_ladder_refit(arena, bytes, is_small, out) : st;
+    return st == PYA_OK && *out == NULL ? pya_ladder_save(arena, bytes, is_small, out) : st;
+}
+
 /* First what needs no waiting, then waiting, then other pools. */
 static pya_status
 squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -144,6 +159,9 @@ squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     st = squeeze_others(arena, bytes, is_small, is_open, out);
     if (pya_is_shortage(st) && is_open) {
         st = squeeze_mappings(arena, bytes, is_small, st, out);
+    }
+    if (pya_is_shortage(st) && is_open) {
+        st = squeeze_whole_grain(arena, bytes, is_small, st, out);
     }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
     scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=

@@ -81,6 +81,19 @@ test_streams_are_served_from_larger_grains(void) {
     world_fini(&world);
 }
 
+/* Another process takes what is given back, so that nothing comes in smaller grains: then a whole one more goes over. */
+static void
+test_larger_grains_serve_as_they_are_where_none_can_be_made(void) {
+    struct world world = {0};
+    shortage_init(&world, "", 4 * GIB);
+    reserve_every_second_grain(&world, 2);
+    pya_sim_set_capacity(world.sim, PYA_PAGE);
+    (void)take(&world, 20 * PYA_PAGE, 1);
+    CHECK_EQ(stat_of(world.heap, 0, "num_ooms"), 0);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    world_fini(&world);
+}
+
 /* Behind a stitched range five pages lack, which the free grain of 16 cannot be; two of those are what is wanted. */
 static void
 test_a_range_is_extended_only_where_it_helps(void) {
@@ -233,6 +246,8 @@ static const struct check_case cases[] = {
     {"what_the_device_has_is_used_up", test_what_the_device_has_is_used_up},
     {"grains_serve_less_than_one", test_grains_serve_less_than_one},
     {"streams_are_served_from_larger_grains", test_streams_are_served_from_larger_grains},
+    {"larger_grains_serve_as_they_are_where_none_can_be_made",
+     test_larger_grains_serve_as_they_are_where_none_can_be_made},
     {"a_range_is_extended_only_where_it_helps", test_a_range_is_extended_only_where_it_helps},
     {"left_grains_wait_for_a_larger_request", test_left_grains_wait_for_a_larger_request},
     {"pages_of_a_range_count_where_they_are", test_pages_of_a_range_count_where_they_are},
