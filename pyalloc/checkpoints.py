@@ -131,8 +131,7 @@ def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) ->
     between = sum(max(part, key=lambda b: b.alloc_event).bytes for part in parts[:-1])
     n_passes = min(map(_calls, members))
     last = sizes[-1] if n_passes > 1 else 0  # in which nothing is made again
-    again = max(sizes) // n_passes
-    saved = total - n_passes * between - last - again
+    saved = total - n_passes * between - last - max(sizes) // n_passes
     saved = _worth(saved, blocks, analysis)
     if saved:
         yield Advice(
@@ -154,14 +153,14 @@ def _of_function(
     if n_calls > 1:
         parts = list(_in_parts(blocks, n_calls))
         again = max(sum(block.bytes for block in part) for part in parts)
-        saved = _worth(total - again, _until_made_again(parts), analysis)
+        dropped, saved = _until_made_again(parts), total - again
     else:
         # All of it is made again at once, when what was made after it is gone, and is there until each is freed.
         after = sum(b.bytes for b in held if b.alloc_event > blocks[-1].alloc_event)
         first = min((b.free_event for b in blocks if b.free_event is not None), default=None)
         dropped = [block._replace(free_event=first) for block in blocks]
         saved = min(total - max(block.bytes for block in blocks), after)
-        saved = _worth(saved, dropped, analysis)
+    saved = _worth(saved, dropped, analysis)
     if saved:
         how = _checkpointing(analysis, blocks)
         fused = (

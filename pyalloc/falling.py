@@ -18,10 +18,7 @@ _HARDLY = 0.1  # of the blocks: what is made once among them, and kept
 
 
 def falls_by(
-    dropped: Iterable[Block],
-    analysis: Analysis,
-    alike: Collection[str],
-    least: float = 0,
+    dropped: Iterable[Block], analysis: Analysis, alike: Collection[str], least: float = 0
 ) -> int:
     """Of blocks that are alive at the peak and need not be.
 

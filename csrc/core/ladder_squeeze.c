@@ -64,6 +64,18 @@ squeeze_may_share(const struct pya_arena *arena, size_t bytes) {
            pya_ladder_stitch_lacks(arena, bytes) <= 2 + squeeze_room(card);
 }
 
+/* Up to so many pages of one kind of arenas, and what there is then. */
+static pya_status
+squeeze_move(
+    struct pya_arena *arena, size_t bytes, bool is_small, size_t n_pages, enum pya_transfer kind,
+    struct pya_block **out) {
+    pya_status st = pya_ladder_transfer(arena, n_pages, kind);
+    if (st == PYA_OK || pya_is_shortage(st)) {
+        st = pya_ladder_refit(arena, bytes, is_small, out);
+    }
+    return st == PYA_OK && *out == NULL ? pya_ladder_save(arena, bytes, is_small, out) : st;
+}
+
 /* What the wait made idle, and what one kind of arenas after another gives. */
 static pya_status
 squeeze_others(
@@ -74,12 +86,8 @@ squeeze_others(
         st = pya_ladder_refit(arena, bytes, is_small, out);
         size_t n_lacking = st == PYA_OK && *out == NULL ? pya_ladder_stitch_lacks(arena, bytes) : 0;
         if (is_open && n_lacking > 0) {
-            st = pya_ladder_transfer(arena, n_lacking, (enum pya_transfer)kind);
-            if (st == PYA_OK || pya_is_shortage(st)) {
-                st = pya_ladder_refit(arena, bytes, is_small, out);
-            }
-        }
-        if (st == PYA_OK && *out == NULL) {
+            st = squeeze_move(arena, bytes, is_small, n_lacking, (enum pya_transfer)kind, out);
+        } else if (st == PYA_OK && *out == NULL) {
             st = pya_ladder_save(arena, bytes, is_small, out);
         }
     }
@@ -128,9 +136,7 @@ squeeze_whole_grain(
         return st;
     }
     const size_t n_most = n_lacking + pya_grain_pages(PYA_N_GRAINS - 1) - 1;
-    st = pya_ladder_transfer(arena, n_most, PYA_TRANSFER_LAST);
-    st = st == PYA_OK ? pya_ladder_refit(arena, bytes, is_small, out) : st;
-    return st == PYA_OK && *out == NULL ? pya_ladder_save(arena, bytes, is_small, out) : st;
+    return squeeze_move(arena, bytes, is_small, n_most, PYA_TRANSFER_LAST, out);
 }
 
 /* First what needs no waiting, then waiting, then other pools. */
