@@ -41,13 +41,9 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
 }
 
 /* May a graph be being captured on the device of another card?  That card's lock is not waited for: it may be held by a thread
- * that asks the same of this one. */
+ * that asks the same of the caller's. */
 static bool
-other_may_capture(const struct pya_card *card, int device, bool insists) {
-    struct pya_card *other = pya_cards_get(card->cards, device);
-    if (other == NULL) {
-        return false;
-    }
+other_may_capture(struct pya_card *other, bool insists) {
     if (!pya_lock_try_for(&other->lock, insists ? FENCE_NAPS : 0)) {
         return !insists;
     }
@@ -58,14 +54,15 @@ other_may_capture(const struct pya_card *card, int device, bool insists) {
 
 static pya_status
 fence_sync_other(const struct pya_card *card, const struct pya_fence *fence, bool insists) {
-    if (!fence->is_foreign || fence->dev == card->dev) {
+    if (!fence->is_foreign || fence->device == card->index) {
         return PYA_OK;
     }
-    if (fence->dev == NULL) {
-        return PYA_E_BUSY;
+    const bool may_be_open = fence->device >= 0 && fence->device < PYA_MAX_DEVICES;
+    struct pya_card *other = may_be_open ? pya_cards_get(card->cards, fence->device) : NULL;
+    if (other == NULL) {
+        return PYA_E_BUSY; /* it could not be opened when the stream was heard of, nor since */
     }
-    return other_may_capture(card, fence->dev->index, insists) ? PYA_E_CAPTURE
-                                                               : pya_device_sync(fence->dev);
+    return other_may_capture(other, insists) ? PYA_E_CAPTURE : pya_device_sync(other->dev);
 }
 
 pya_status
@@ -145,7 +142,7 @@ fence_note_capture(const struct pya_card *card, struct pya_fence *fence) {
 
 bool
 pya_fences_note_foreign(
-    struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin) {
+    struct pya_card *card, pya_stream stream, int device, pya_stream origin) {
     struct pya_fence *fence = fence_find(card, stream);
     if (fence == NULL || fence->is_gone) {
         return false;
@@ -154,7 +151,7 @@ pya_fences_note_foreign(
     (void)!pya_device_is_capturing(card->dev, stream, &is_capturing);
     const struct pya_fence *from = origin == stream ? NULL : fence_find(card, origin);
     fence->is_foreign = true;
-    fence->dev = dev;
+    fence->device = device;
     fence->was_capturing = false;
     if (is_capturing && (from == NULL || !fence_is_capturing(card, from))) {
         fence_note_capture(card, fence);

@@ -23,9 +23,8 @@ extern "C" {
 struct pya_fence {
     struct pya_fence *next;
     pya_stream stream;
-    /* Foreign: the stream's own device, which may be another than the card's; NULL: could not be opened. */
-    struct pya_device *dev;
     pya_event event;      /* 0: never made */
+    int device;           /* foreign: the stream's own, which may be another than the card's */
     bool is_open;         /* recorded, not yet seen complete */
     bool is_leaving;      /* within a round: the device knows no such stream */
     bool is_gone;         /* the same, and it was waited for: not asked any more */
@@ -71,7 +70,7 @@ bool pya_fences_record(struct pya_card *card, bool *waited);
  * below ask it.  origin: the stream on which the capture began whose pool the stream's requests go to, or the stream
  * itself; while the origin captures, it is asked in the stream's place.  False: the card does not know the stream. */
 bool pya_fences_note_foreign(
-    struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin);
+    struct pya_card *card, pya_stream stream, int device, pya_stream origin);
 /* Would an event recorded on the stream now become part of a graph?  The answer of a foreign stream is remembered. */
 bool pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence);
 /* Does what is remembered of a foreign stream's capture still hold?  Asks the stream. */

@@ -25,15 +25,13 @@ bool
 pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device) {
     struct pya_card *own;
     bool is_known = false;
-    /* Opens it: it may have to be waited for. */
-    bool is_open = pya_heap_card(heap, device, &own) == PYA_OK;
+    (void)!pya_heap_card(heap, device, &own); /* opens it: it may have to be waited for */
     for (int i = 0; i < PYA_MAX_DEVICES && !pya_heap_is_forked(heap); i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
             pya_stream origin = i == device ? card_origin(card, stream) : stream;
-            is_known = pya_fences_note_foreign(card, stream, is_open ? own->dev : NULL, origin) ||
-                       is_known;
+            is_known = pya_fences_note_foreign(card, stream, device, origin) || is_known;
             pya_lock_release(&card->lock);
         }
     }
