@@ -141,8 +141,7 @@ fence_note_capture(const struct pya_card *card, struct pya_fence *fence) {
 }
 
 bool
-pya_fences_note_foreign(
-    struct pya_card *card, pya_stream stream, int device, pya_stream origin) {
+pya_fences_note_foreign(struct pya_card *card, pya_stream stream, int device, pya_stream origin) {
     struct pya_fence *fence = fence_find(card, stream);
     if (fence == NULL || fence->is_gone) {
         return false;

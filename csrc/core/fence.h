@@ -69,8 +69,8 @@ bool pya_fences_record(struct pya_card *card, bool *waited);
 /* A foreign stream is in use now: asks whether it captures, and remembers the answer.  After that only the two functions
  * below ask it.  origin: the stream on which the capture began whose pool the stream's requests go to, or the stream
  * itself; while the origin captures, it is asked in the stream's place.  False: the card does not know the stream. */
-bool pya_fences_note_foreign(
-    struct pya_card *card, pya_stream stream, int device, pya_stream origin);
+bool
+pya_fences_note_foreign(struct pya_card *card, pya_stream stream, int device, pya_stream origin);
 /* Would an event recorded on the stream now become part of a graph?  The answer of a foreign stream is remembered. */
 bool pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence);
 /* Does what is remembered of a foreign stream's capture still hold?  Asks the stream. */

@@ -1,5 +1,5 @@
 /* Captures that a card cannot be sure of: begun by another thread after a stream was asked and before its event is recorded, or on
- * another card (core/fence.h). */
+ * another card, which may not be open yet (core/fence.h). */
 #include "core/heap.h"
 #include "streams.h"
 
@@ -174,6 +174,29 @@ test_a_locked_card_may_capture(void) {
     world_fini(&world);
 }
 
+/* The device of a foreign stream could not be opened when the stream was heard of: once it could be, it is waited for. */
+static void
+test_foreign_stream_of_a_device_that_opens_later(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 4 * MIB, ONE), other;
+    struct pya_sim *first = world.sim;
+    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+    world.config.address_bytes = 1; /* nothing that opens */
+    CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
+    world.config.address_bytes = 0;
+    pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, false);
+    give(&world, ptr);
+    CHECK_EQ(pya_empty_cache(world.heap, 0), PYA_E_BUSY);
+    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 4 * MIB);
+    CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &other));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1); /* the second device's */
+    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 0);
+    CHECK_OK(pya_free(world.heap, other));
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"a_fence_leaves_the_capture_whole", test_a_fence_leaves_the_capture_whole},
     {"a_freed_block_leaves_the_capture_whole", test_a_freed_block_leaves_the_capture_whole},
@@ -181,6 +204,8 @@ static const struct check_case cases[] = {
      test_a_capture_on_the_device_of_a_foreign_stream},
     {"a_capture_hides_no_failure", test_a_capture_hides_no_failure},
     {"a_locked_card_may_capture", test_a_locked_card_may_capture},
+    {"foreign_stream_of_a_device_that_opens_later",
+     test_foreign_stream_of_a_device_that_opens_later},
 };
 
 int

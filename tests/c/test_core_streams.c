@@ -516,29 +516,6 @@ test_foreign_stream_of_another_device(void) {
     world_fini(&world);
 }
 
-/* Its device could not be opened when the stream was heard of: once it could be, it is waited for. */
-static void
-test_foreign_stream_of_a_device_that_opens_later(void) {
-    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
-    world_init(&world, "");
-    pya_dptr ptr = take(&world, 4 * MIB, ONE), other;
-    struct pya_sim *first = world.sim;
-    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
-    world.config.address_bytes = 1; /* nothing that opens */
-    CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
-    world.config.address_bytes = 0;
-    pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, false);
-    give(&world, ptr);
-    CHECK_EQ(pya_empty_cache(world.heap, 0), PYA_E_BUSY);
-    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 4 * MIB);
-    CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &other));
-    CHECK_OK(pya_empty_cache(world.heap, 0));
-    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1); /* the second device's */
-    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 0);
-    CHECK_OK(pya_free(world.heap, other));
-    world_fini(&world);
-}
-
 /* An event recorded while the program captured the stream by hand tells nothing, also when the capture is over. */
 static void
 test_event_became_part_of_a_graph(void) {
@@ -593,8 +570,6 @@ test_record_without_host_memory(void) {
 static const struct check_case cases[] = {
     {"event_became_part_of_a_graph", test_event_became_part_of_a_graph},
     {"foreign_stream_of_another_device", test_foreign_stream_of_another_device},
-    {"foreign_stream_of_a_device_that_opens_later",
-     test_foreign_stream_of_a_device_that_opens_later},
     {"events_are_waited_for", test_events_are_waited_for},
     {"default_streams_of_devices", test_default_streams_of_devices},
     {"addresses_of_nothing", test_addresses_of_nothing_go_to_others},
