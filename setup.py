@@ -2,8 +2,8 @@
 
 One extension, `pyalloc._core`, holds the allocator, the devices, the replay and the two bridges; it uses Python's
 stable ABI, so one wheel serves Python 3.10 and up.  Free-threaded Python has no such ABI before 3.15: there it is built
-for the version that builds it.  The host-memory CUDA runtime and the ops are libraries of their own with their own
-makefiles.
+for the version that builds it.  The host-memory CUDA runtime, the ops and what gdb gets preloaded are libraries of
+their own with their own makefiles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 DIRECTORIES = ("csrc/core", "csrc/device", "csrc/ipc", "csrc/replay")
 # Each is a makefile taking OUT and CC.
-LIBRARIES = {"csrc/hostcuda": "pyalloc/lib/hostcuda", "csrc/ops": "pyalloc/lib"}
+LIBRARIES = {
+    "csrc/hostcuda": "pyalloc/lib/hostcuda",
+    "csrc/ops": "pyalloc/lib",
+    "csrc/gdb": "pyalloc/lib",
+}
 # -fexceptions: torch's exceptions pass through our C frames when a device callback raises.
 FLAGS = [
     "-O2",

@@ -4,6 +4,9 @@ The process is halted for a fraction of a second.  All that is called there is m
 _bootstrap/injected.py, and Py_AddPendingCall(), for which Python needs no lock and asks for no memory: the text is run
 by the main thread when it next is between two steps of Python.  A main thread that waits for something outside does not
 come to that by itself; there, where it is known to hold no lock, the text is run in the middle of its wait.
+
+A gdb that cannot write all registers finds that out in the middle of a call, which the program does not outlive.  So
+one is written before anything else; versions before 14 can do so on processors with AMX with the help of csrc/gdb.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ _GDB_S = 120.0  # it takes half a second; what hangs then is not ours to end
 _DIRECT_S = 2.0  # for a main thread that may be on its way
 _ANSWER_S = 90.0
 _LOOK_S = 0.25
-_TEXT, _SCRIPT = "text", "script"  # files of the private folder
+_TEXT, _SCRIPT, _PRELOADED = "text", "script", "preloaded"  # files of the private folder
+_LIBRARY = Path(__file__).parent / "lib" / "libpyalloc_gdb.so"
 _OPTIONS = ("-nx", "-q", "-batch")
 _FASTER = "-readnever"  # without what it needs to tell who called a function
 # Nothing is loaded, looked up or run that the process, or a folder, brings along; its threads go on meanwhile.
@@ -43,6 +47,9 @@ _LIBRARIES = ("libpython", r"/libc[.-]", "ld-musl")
 # What waits for another thread, with all locks of Python's own let go of: the second since 3.13, there for join() and
 # queues, from 3.14 on for locks too.
 _FOR_ANOTHER = ("PyThread_acquire_lock_timed", "_PySemaphore_Wait")
+# Twice another value of a flag that says an operation was invalid; gdb writes no register that stays as it is.
+_WRITES_REGISTERS = ["set var $mxcsr = $mxcsr ^ 1"] * 2
+_CANNOT_WRITE = "extended state"
 _MAPPED = "((unsigned long (*)(void *, unsigned long, int, int, int, long)) mmap)(0, {size}, 3, 0x22, -1, 0)"
 _ADD = f"call ((int (*)(void *, void *)) {ENTRY})((void *) PyRun_SimpleString, (void *) $text)"
 _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -72,6 +79,8 @@ def ask(
             listener.listen(4)
             listener.settimeout(_LOOK_S)
             _lay_down(folder / _TEXT, address)
+            # Under another name, because the loader splits what is to be preloaded at blanks and colons.
+            (folder / _PRELOADED).symlink_to(_LIBRARY)
             _call(gdb, process, folder, direct=False)
             connection = _awaited(gdb, process, folder, listener, wait_s, tell)
         with connection:
@@ -112,7 +121,7 @@ def _lay_down(file: Path, address: str) -> None:
 
 def _script(process: Process, size: int, direct: bool) -> str:
     lines = [*_SETTINGS, f"attach {process.pid}", "handle all nostop noprint pass"]
-    lines += [f"sharedlibrary {name}" for name in _LIBRARIES]
+    lines += [*_WRITES_REGISTERS, *(f"sharedlibrary {name}" for name in _LIBRARIES)]
     lines += ["set $call = (int) $orig_rax", "set $has_lock = ((int (*)(void)) PyGILState_Check)()"]
     mapped = [f"set $text = {_MAPPED.format(size=size)}", f"restore {_TEXT} binary $text"]
     if direct:
@@ -134,6 +143,9 @@ def _script(process: Process, size: int, direct: bool) -> str:
 def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
     size = (folder / _TEXT).stat().st_size
     files.write(folder / _SCRIPT, _script(process, size, direct).encode())
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(folder)}
+    if (folder / _PRELOADED).exists():
+        env["LD_PRELOAD"] = f"./{_PRELOADED}"
     # In a session of its own: Ctrl-C would leave the process in the middle of a call that is not its own.
     child = subprocess.Popen(
         [
@@ -146,7 +158,7 @@ def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
             _SCRIPT,
         ],
         cwd=folder,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(folder)},
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -173,6 +185,11 @@ def _why_not(process: Process, said: str) -> str:
     other = processes.tracer(pid)
     if other:
         return f"process {pid} is held by another debugger (process {other}); end that first"
+    if _CANNOT_WRITE in said:
+        return (
+            f"this gdb cannot write all registers of this processor, so nothing was called in process {pid}, which "
+            "goes on as it was: gdb 14 or newer can (`gdb --version`), or start the program with `pyalloc run`"
+        )
     if "not permitted" in said or "ptrace" in said:
         return f"gdb is not let into process {pid}: {_leave()}"
     lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]

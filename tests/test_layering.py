@@ -20,6 +20,7 @@ ROOMS = {
     "replay": {"core", "device"},
     "ops": set(),
     "hostcuda": set(),
+    "gdb": set(),
     "module": {"core", "device", "replay", "torch", "thread"},
     "torch": {"core", "device", "ipc", "thread"},
     "thread": set(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import platform
 import re
 import shutil
 import signal
@@ -249,6 +250,87 @@ def test_what_else_gdb_says_is_passed_on(
 
     monkeypatch.setattr(processes, "is_there", late)  # what ends takes its time
     assert f"process {python.pid} has ended meanwhile" in said(capsys, str(python.pid))
+
+
+def test_a_gdb_that_cannot_write_registers_is_told(
+    python: processes.Process,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal = "Couldn't write extended state status: Bad address."
+    fake_gdb(tmp_path, f'echo "{refusal}"', monkeypatch)
+    found = said(capsys, str(python.pid))
+    assert "cannot write all registers" in found and "gdb 14 or newer" in found
+
+
+WRITES_A_PART = """
+import ctypes, os, signal, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.restype = ctypes.c_long
+
+class Part(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+def ptrace(request, address=0, data=None):
+    return libc.ptrace(request, child, ctypes.c_void_p(address), data), ctypes.get_errno()
+
+def registers(size):
+    found = ctypes.create_string_buffer(size)
+    part = Part(ctypes.addressof(found), size)
+    assert ptrace(0x4204, 0x202, ctypes.byref(part))[0] == 0
+    return found, part
+
+child = os.fork()
+if child == 0:
+    signal.pause()
+assert ptrace(16)[0] == 0
+os.waitpid(child, 0)
+before, whole = registers(1 << 16)
+assert whole.bytes > 576
+found, part = registers(576)  # what every processor has: x87 and SSE registers, and the header
+found[24] = bytes([found.raw[24] ^ 1])  # of mxcsr
+print(ptrace(0x4205, 0x202, ctypes.byref(part)))
+after, _ = registers(1 << 16)
+print([at for at in range(whole.bytes) if before.raw[at] != after.raw[at]])
+os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True])
+def test_a_part_of_the_registers_is_written_on_top_of_the_rest(is_preloaded: bool) -> None:
+    """Linux takes them as a whole, of which gdb before 14 knows a part on processors with AMX."""
+    if platform.machine() != "x86_64":
+        pytest.skip("gdb is used on x86-64 only")
+    env = {**os.environ, **({"LD_PRELOAD": str(debugger._LIBRARY)} if is_preloaded else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES_A_PART], env=env, capture_output=True, text=True, check=False
+    )
+    refused = f"(-1, {errno.EFAULT})\n[]\n"
+    assert done.stderr == "" and done.stdout == ("(0, 0)\n[24]\n" if is_preloaded else refused)
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
+def test_a_gdb_without_help_leaves_the_program_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It brings the question in, or it cannot write registers here and says so."""
+    monkeypatch.setattr(processes, "_TORCH", processes.re.compile("python"))
+    monkeypatch.setattr(debugger, "_LIBRARY", tmp_path / "none")
+    command = (sys.executable, "-c", "input(); print(flush=True); print(input(), flush=True)")
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None and child.stdout is not None
+    with child:
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        found = said(capsys, str(child.pid))
+        assert "it has not imported torch" in found or "gdb 14 or newer" in found
+        child.stdin.write("goes on\n")
+        child.stdin.close()
+        assert child.stdout.read() == "goes on\n"
+    assert child.returncode == 0
 
 
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
