@@ -71,6 +71,19 @@ pack_prefetch(const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n) {
     }
 }
 
+/* The same of the step-th of n_steps parts of the rows.  All at once would wait for memory, with nothing computed. */
+struct pack_part {
+    int step, n_steps;
+};
+
+static inline void
+pack_prefetch_part(
+    const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n, struct pack_part part) {
+    const ptrdiff_t begin = rows * part.step / part.n_steps;
+    const ptrdiff_t end = rows * (part.step + 1) / part.n_steps;
+    pack_prefetch(src + begin * src_row, src_row, end - begin, n);
+}
+
 /* rows x n, source rows src_row apart; the tail up to padded is zero */
 static inline void
 pack_rows(

@@ -263,9 +263,12 @@ backward_weights(
         s.n = nl - s.l < STRIP_ROWS ? nl - s.l : STRIP_ROWS;
         for (int i = 0; i < s.n; i++) {
             const real *row = grad + (s.l + i) * ps->grad_l + m0 * ps->grad_m;
-            const bool packed = !mixture && ps->grad_m == 1 && nm % VW == 0;
+            const bool packed = !mixture && w->given == NULL && ps->grad_m == 1 && nm % VW == 0;
             s.rows[i] = packed ? row : s.g[i];
-            if (!mixture && !packed) {
+            if (w->given != NULL) {
+                s.rows[i] =
+                    w->given + (t - w->first_t) * w->given_t + (l0 + s.l + i) * w->given_l + m0;
+            } else if (!mixture && !packed) {
                 backward_gather(s.g[i], row, ps->grad_m, nm);
             }
             for (int j = 0; packed && s.l + i + STRIP_ROWS < nl && j < nm;
@@ -406,11 +409,26 @@ struct backward_plan {
     bool want_value, want_loc;
 };
 
+/* The gradients of the t's from first to end. */
+static void
+backward_read_given(
+    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t first, ptrdiff_t end) {
+    const real *grad = (const real *)ps->grad + first;
+    w->first_t = first;
+    for (ptrdiff_t l = 0; l < ps->n_l; l++) {
+        pack_transpose(
+            w->given + l * w->given_l, w->given_t, grad + l * ps->grad_l, ps->grad_m,
+            (ptrdiff_t)ps->n_m, end - first, w->given_l);
+    }
+}
+
 static int
 backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, plan.block_l);
     const ptrdiff_t n_mb = ps_n_blocks(ps->n_m, plan.block_m);
     const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb * n_mb;
+    const ptrdiff_t n_given = ps_n_given(ps);
+    const ptrdiff_t chunk = n_given > 1 ? n_given : ps_chunk(units, ps->n_threads);
     int failed = 0;
 #pragma omp parallel num_threads(ps->n_threads) reduction(| : failed)
     {
@@ -418,18 +436,22 @@ backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
         void *scratch = ps_tile_create(&w, ps, PS_BACKWARD);
         ps_set_least(&w, ps->dtype);
         failed |= scratch == NULL;
-#pragma omp for schedule(dynamic, ps_chunk(units, ps->n_threads))
-        for (ptrdiff_t k = 0; k < units; k++) {
-            ptrdiff_t l0 = k / n_mb % n_lb * plan.block_l;
-            ptrdiff_t m0 = k % n_mb * plan.block_m;
-            struct backward_range r = {
-                l0,
-                l0 + plan.block_l < ps->n_l ? l0 + plan.block_l : ps->n_l,
-                m0,
-                m0 + plan.block_m < ps->n_m ? m0 + plan.block_m : ps->n_m,
-                plan.want_value,
-                plan.want_loc};
-            if (scratch != NULL) {
+#pragma omp for schedule(dynamic, 1)
+        for (ptrdiff_t first = 0; first < units; first += chunk) {
+            const ptrdiff_t end = first + chunk < units ? first + chunk : units;
+            if (scratch != NULL && w.given != NULL) {
+                backward_read_given(&w, ps, first, end);
+            }
+            for (ptrdiff_t k = first; k < end && scratch != NULL; k++) {
+                ptrdiff_t l0 = k / n_mb % n_lb * plan.block_l;
+                ptrdiff_t m0 = k % n_mb * plan.block_m;
+                struct backward_range r = {
+                    l0,
+                    l0 + plan.block_l < ps->n_l ? l0 + plan.block_l : ps->n_l,
+                    m0,
+                    m0 + plan.block_m < ps->n_m ? m0 + plan.block_m : ps->n_m,
+                    plan.want_value,
+                    plan.want_loc};
                 backward_unit(&w, ps, k / (n_lb * n_mb), &r);
             }
         }

@@ -47,19 +47,20 @@ forward_block(
     const int nm = ps_count(ps->n_m, m0, w->mb);
     pack_rows(w->value, w->ld, ps_row(ps->value, l0, t), ps->value.i, nl, d, d);
     pack_transpose(w->loc_t, w->lm, ps_row(ps->loc, m0, t), ps->loc.i, nm, d, pack_round(nm, VW));
-    pack_prefetch(ps_row(ps->value, l0, t), ps->value.i, nl, d);
-    pack_prefetch(ps_row(ps->loc, m0, t), ps->loc.i, nm, d);
     ps_tile_components(w, ps, m0, nm, t);
+    struct pack_part part = {0, (int)(ps_n_blocks(nm, 2 * VW) * ps_n_blocks(nl, MR))};
     real *out = (real *)ps->out + l0 * ps->out_l + m0 * ps->out_m + t * ps->out_t;
     for (int j = 0; j < nm; j += 2 * VW) {
         const int lanes = nm - j < 2 * VW ? nm - j : 2 * VW;
-        for (int i = 0; i < nl; i += MR) {
+        for (int i = 0; i < nl; i += MR, part.step++) {
+            pack_prefetch_part(ps_row(ps->value, l0, t), ps->value.i, nl, d, part);
+            pack_prefetch_part(ps_row(ps->loc, m0, t), ps->loc.i, nm, d, part);
             real u[MR * 2 * VW] __attribute__((aligned(64)));
             const int rows = nl - i < MR ? nl - i : MR;
             struct pya_tile_a a = {w->value + i * w->ld, w->ld, 1};
             struct pya_tile_b b = {w->loc_t + j, w->lm};
             struct pya_tile_c c = {u, 2 * VW, 0};
-            ps_cosines(rows, lanes > VW ? 2 : 1, (int)d, a, b, c);
+            ps_cosines((struct ps_product){a, b, c, rows, lanes > VW ? 2 : 1}, (int)d);
             struct ps_store s = {out + i * ps->out_l + j * ps->out_m, ps->out_l, ps->out_m};
             struct ps_limits limits = {
                 w->has_high ? w->high + j : NULL, w->low, false, rows, lanes};
@@ -148,7 +149,7 @@ mixture_components(
             struct pya_tile_a a = {w->loc + i * w->ld, w->ld, 1};
             struct pya_tile_b b = {w->value_t + j, w->lm};
             struct pya_tile_c c = {u, 2 * VW, 0};
-            ps_cosines(rows, 2, (int)d, a, b, c);
+            ps_cosines((struct ps_product){a, b, c, rows, 2}, (int)d);
             struct mixture_sums to = {w->f + j, w->grad + j, rows};
             struct ps_limits limits = {
                 w->has_high ? w->high + i : NULL, w->low, true, rows, 2 * VW};

@@ -8,19 +8,25 @@
 #include "ps_coarse.h"
 #include "tile.h"
 
-/* A tile's products, or what is added to them.  Not inline: among other variables the sums would leave the
- * registers; two functions: one that may add is slower where it does not. */
+/* A register tile of cosines. */
+struct ps_product {
+    struct pya_tile_a a;
+    struct pya_tile_b b;
+    struct pya_tile_c c;
+    int rows, nv;
+};
+
+/* The first k terms of each, or what is added to them.  Not inline: among other variables the sums would leave the
+ * registers; two functions: one that may add is slower where it does not.  By pointer: a structure on the stack is copied
+ * with loads wider than the stores before them, which then wait until all results stored so far have reached the cache. */
 static __attribute__((noinline, flatten, unused)) void
-ps_panel(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
-    c.add = 0;
-    tile_panel(rows, nv, k, a, b, c);
+ps_panel(const struct ps_product *x, int k) {
+    tile_panel(x->rows, x->nv, k, x->a, x->b, (struct pya_tile_c){x->c.p, x->c.row, 0});
 }
 
 static __attribute__((noinline, flatten, unused)) void
-ps_panel_add(
-    int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
-    c.add = 1;
-    tile_panel(rows, nv, k, a, b, c);
+ps_panel_add(const struct ps_product *x, int k) {
+    tile_panel(x->rows, x->nv, k, x->a, x->b, (struct pya_tile_c){x->c.p, x->c.row, 1});
 }
 
 enum { LONG_SUM = 256 };
@@ -33,14 +39,14 @@ ps_terms(int k, int done) {
 }
 
 static inline void
-ps_cosines(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+ps_cosines(struct ps_product x, int k) {
     int n = ps_terms(k, 0);
-    ps_panel(rows, nv, n, a, b, c);
+    ps_panel(&x, n);
     for (int done = n; done < k; done += n) {
-        a.p += n * a.k;
-        b.p += n * b.k;
+        x.a.p += n * x.a.k;
+        x.b.p += n * x.b.k;
         n = ps_terms(k, done);
-        ps_panel_add(rows, nv, n, a, b, c);
+        ps_panel_add(&x, n);
     }
 }
 

@@ -33,7 +33,26 @@ struct ps_tile {
     real least, least_log_y;          /* 1 + u and log y of gradients at the antipode */
     double *all_g, *all_far, *all_gs; /* [mb], sums over the blocks */
     real *f, *grad;                   /* [lb] */
+    /* Given gradients of several t, [n_t][n_l][n_m], where those of one t lie apart; NULL: they are read where they are. */
+    real *given;
+    ptrdiff_t given_l, given_t; /* strides */
+    ptrdiff_t first_t;          /* the first of them */
 };
+
+/* Numbers that lie next to one another for successive t come from memory 64 bytes at a time: so many t are read together,
+ * or as many as fit in the second cache. */
+enum { GIVEN_MOST = 16, GIVEN_BYTES = 2 << 20 };
+
+/* How many t are read together; 1: each where it is.  Where there are few t, several threads share one. */
+static inline ptrdiff_t
+ps_n_given(const struct pya_ops_ps *ps) {
+    const bool is_apart = ps->log_weights.p == NULL && ps->grad_t == 1 && ps->grad_m != 1;
+    const int64_t bytes = ps->n_l * pack_round((ptrdiff_t)ps->n_m, VW) * (int64_t)sizeof(real);
+    const int64_t each = ps->n_t / (2 * ps->n_threads);
+    int64_t n = is_apart && bytes > 0 ? GIVEN_BYTES / bytes : 1;
+    n = each < n ? each : n;
+    return n < 1 ? 1 : n < GIVEN_MOST ? (ptrdiff_t)n : GIVEN_MOST;
+}
 
 enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
 
@@ -102,6 +121,10 @@ ps_tile_carve(
         w->all_far = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
         w->f = scratch_take(s, n);
         w->grad = scratch_take(s, n);
+        const ptrdiff_t n_given = ps_n_given(ps);
+        w->given_l = pack_round((ptrdiff_t)ps->n_m, VW);
+        w->given_t = pack_stride((ptrdiff_t)ps->n_l * w->given_l);
+        w->given = n_given > 1 ? scratch_take(s, (size_t)(n_given * w->given_t)) : NULL;
     }
 }
 

@@ -21,6 +21,8 @@ struct pya_tile_c {
     int add; /* 0: overwrite */
 };
 
+enum { TILE_AHEAD = 8 };
+
 /* One register tile; rows and nv are constants at every call, so that acc stays in registers. */
 static inline __attribute__((always_inline)) void
 tile_kernel(
@@ -37,6 +39,9 @@ tile_kernel(
     const real *pa = a.p;
     const real *pb = b.p;
     for (int n = 0; n < k; n++) {
+        if (nv > 1 && a.k != 1) { /* more rows are read across than the nearest cache holds */
+            __builtin_prefetch(pa + TILE_AHEAD * a.k, 0, 3);
+        }
         vr b0 = v_ld(pb);
         vr b1 = nv > 1 ? v_ld(pb + VW) : b0;
 #pragma GCC unroll 8

@@ -348,6 +348,26 @@ def test_repeats_bitwise_and_any_strides():
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("samples", "components", "times"), [(37, 9, 70), (130, 150, 67), (400, 300, 40)]
+)
+def test_gradients_of_several_t_that_lie_apart_are_read_together(dtype, samples, components, times):
+    """As many as fit: 16 of the first, 5 of the third in float32, and what is left of each thread's share."""
+    inputs = [x.to(dtype) for x in problem(samples, components, times, 5)[:3]]
+    apart = torch.randn(samples, components, times, dtype=dtype)
+    dense = apart.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            expected = results(log_prob, inputs, dense)
+            found = results(log_prob, inputs, apart)
+            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_accumulates_in_float32(dtype):
     inputs = [x.to(dtype) for x in problem(9, 8, 3, 64)[:3]]
