@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyalloc import devices, processes, snapshots, source
+from pyalloc import _core, devices, processes, snapshots, source
 from pyalloc._bootstrap.importing import after_import
-from pyalloc.errors import UsageError
+from pyalloc.errors import AllocatorError, UsageError
 
 ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
@@ -59,7 +59,9 @@ def socket_path(pid: int) -> Path:
 
 
 def figures(n_lines: int = 0) -> dict[str, Any]:
-    """What is told: torch's statistics of each device in use; the others stay unused, for a context costs memory.
+    """What is told: statistics of each device in use, torch's and, where it is installed, pyalloc's own.
+
+    Devices that are not in use stay so, for a context costs memory.
 
     n_lines: of the program, that hold most, are told too; None instead of them where no stacks are kept.
     """
@@ -77,6 +79,8 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
         stats = dict(torch.cuda.memory_stats(index))
         free, total = torch.cuda.mem_get_info(index)
         stats.update({"device_free_bytes": free, "device_total_bytes": total})
+        with contextlib.suppress(AllocatorError):  # it is not installed
+            stats = _core.stats(index) | stats
         result["devices"][str(index)] = stats
     if n_lines:
         result["lines"] = _lines(n_lines) if snapshots.have_stacks() else None

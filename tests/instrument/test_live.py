@@ -76,6 +76,8 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
         data = json.loads(pyalloc("stats", pid, "--json", "-q"))
         assert data["devices"]["0"]["allocated_bytes.all.current"] == 48 * MIB
         assert list(data["devices"]) == ["0"]  # to look at the other would begin to use it
+        assert ("pyalloc_growths" in data["devices"]["0"]) == (allocator == "pyalloc")
+        assert ("device 0: pyalloc_growths" in pyalloc("stats", pid)) == (allocator == "pyalloc")
         out = pyalloc("live", pid, "--count", "2", "--interval", "0.01")
         assert out.count("allocated 48.0 MiB") == 2
         assert "lines" not in data
