@@ -19,7 +19,7 @@ PATH = "PYALLOC_RECORD"  # environment: record every process that uses CUDA to t
 STACKS = "PYALLOC_RECORD_STACKS"  # python, all (C++ too) or none
 MARKS = "PYALLOC_RECORD_MARKS"  # "0": no automatic phases, steps and categories
 TELLER = "PYALLOC_RECORD_TELLER"  # number of the process that says if nothing was recorded
-NOTHING = "nothing, no process used CUDA through torch or could write there"
+NOTHING = "nothing; no process used CUDA through torch, or none could write the file"
 
 
 def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[str, str]:
@@ -34,9 +34,9 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
     console.check_folder(path)
     for old in sorted(earlier(path)):
         if not old.is_file():
-            raise UsageError(f"{old} is no file and is not overwritten")
+            raise UsageError(f"{old} is not a regular file and will not be overwritten")
         if not force:
-            raise UsageError(f"{old} exists{recorded.cut_off(old)}; --force overwrites it")
+            raise UsageError(f"{old} already exists{recorded.cut_off(old)}; --force overwrites it")
     return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
 
 
@@ -78,7 +78,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--record",
         type=Path,
         metavar="OUT.pya",
-        help="record the program's CUDA memory to this trace file",
+        help="record the program's use of CUDA memory to this trace file",
     )
     prepare_choices(parser)
 
@@ -89,19 +89,19 @@ def prepare_choices(parser: argparse.ArgumentParser) -> None:
         "--stacks",
         choices=recording.STACK_CHOICES,
         default="python",
-        help="which stacks to record: Python's, C++'s too (all), or none (python)",
+        help="which stacks to record: Python only, also C++ (all), or none (default: python)",
     )
     parser.add_argument(
         "--no-source",
         action="store_true",
-        help="record no stacks and no command line, for files that others will see",
+        help="record neither stacks nor the command line, for files that you will share",
     )
     parser.add_argument(
         "--no-marks",
         action="store_true",
-        help="mark no phases, steps and categories by hooks on the program's modules",
+        help="do not hook the program's modules to mark phases, steps and categories",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def from_arguments(args: argparse.Namespace) -> dict[str, str]:
@@ -113,7 +113,7 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
     if args.record is None:
         if says_how(args):
             raise UsageError(
-                "--stacks, --no-source and --no-marks say how to record: add --record out.pya"
+                "--stacks, --no-source and --no-marks need a recording; add --record out.pya"
             )
         return {}
     stacks = stacks_of(args)
@@ -132,7 +132,7 @@ def stacks_of(args: argparse.Namespace) -> str:
         UsageError: they ask for C++'s, and for none.
     """
     if args.no_source and args.stacks == "all":
-        raise UsageError("--stacks all records what --no-source leaves out: one of the two")
+        raise UsageError("--stacks all and --no-source contradict each other; give one of them")
     return "none" if args.no_source else str(args.stacks)
 
 
@@ -155,7 +155,7 @@ def _is_teller() -> bool:
 
 def _tell_if_nothing(path: Path, before: set[Path]) -> None:
     if _is_teller() and written(path) <= before:  # a child forked off has this to do at its end too
-        print(f"pyalloc: recorded: {NOTHING} ({path})", file=sys.stderr)
+        print(f"pyalloc: {path}: recorded {NOTHING}", file=sys.stderr)
 
 
 def _start_from_environment() -> None:
@@ -171,7 +171,7 @@ def _start_from_environment() -> None:
             _start(_path_of_process(path), stacks, automatic)
         leaving.before(recording.stop_at_exit)
     except Exception as error:
-        print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
+        print(f"pyalloc: this process is not being recorded: {error}", file=sys.stderr)
 
 
 def _own_path(path: Path) -> Path:

@@ -70,14 +70,14 @@ def ranks(notes: dict[str, str]) -> int:
 def count(text: str) -> int:
     """The type of an argument that is a number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def index(text: str, most: int = _MOST) -> int:
     """The type of an argument that is a number from 0 on."""
     if not text.isdecimal() or int(text) > most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {most}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {most}")
     return int(text)
 
 
@@ -88,17 +88,27 @@ def step(text: str) -> int:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device; -1: all of the trace's."""
-    parser.add_argument("--device", type=index, default=-1, metavar="N", help="only this device")
-
-
-def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal") -> None:
-    """--json, -o, -q, --force."""
-    parser.add_argument("--json", action="store_true", help="JSON instead of text")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help=f"write there instead of {default}"
+        "--device", type=index, default=-1, metavar="N", help="look at this device only"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="only what is asked for")
-    parser.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def add_output(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
+    """--json, -o, -q, --force."""
+    page = "; a name ending in .html makes it a page" if has_page else ""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help=f"write to FILE instead of stdout{page}"
+    )
+    add_quiet(parser)
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """-q, for what print only what was asked for beside errors."""
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no progress, no hints: only results and errors"
+    )
 
 
 def prepare_output(args: argparse.Namespace, *, has_page: bool = False) -> None:
@@ -109,11 +119,11 @@ def prepare_output(args: argparse.Namespace, *, has_page: bool = False) -> None:
     pages = ", a page (.html)" if has_page else ""
     if suffix not in (*_TEXTS, _JSON) and not (has_page and wants_page):
         raise UsageError(
-            f"{args.output}: no {suffix} is written here, only text ({', '.join(_TEXTS[1:])} or no suffix), "
+            f"{args.output}: this command does not write {suffix}, only text ({', '.join(_TEXTS[1:])} or no suffix), "
             f"JSON ({_JSON}){pages}"
         )
     if wants_page and args.json:
-        raise UsageError(f"{args.output} is a page, --json asks for JSON: one of the two")
+        raise UsageError(f"{args.output} asks for a page and --json for JSON; give one of them")
     args.json = args.json or suffix == _JSON
     check_output(args.output, args.force)
 
@@ -128,11 +138,11 @@ def check_output(path: Path | None, force: bool) -> None:
     if path is None:
         return
     if str(path) == "-":
-        raise UsageError("- is no file here; leave -o out, or name a file")
+        raise UsageError("-o does not take '-'; leave -o out, or name a file")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no plain file; give the name of one that can be made")
+        raise UsageError(f"{path} is not a regular file; choose another name")
     if path.exists() and not force:
-        raise UsageError(f"{path} exists; --force overwrites it")
+        raise UsageError(f"{path} already exists; --force overwrites it")
     check_folder(path)
 
 
@@ -141,7 +151,7 @@ def keep_inputs(args: argparse.Namespace) -> None:
     output, given = getattr(args, "output", None), getattr(args, "file", [])
     for path in map(Path, given if isinstance(given, list) else [given]):
         if output is not None and output.exists() and path.exists() and output.samefile(path):
-            raise UsageError(f"{output} is what is read; write to another file")
+            raise UsageError(f"{output} is also an input; write to another file")
 
 
 def check_folder(path: Path) -> None:
@@ -152,7 +162,7 @@ def check_folder(path: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         is_fixed = os.statvfs(folder).f_flag & os.ST_RDONLY
         why = "read-only file system" if is_fixed else "permission denied"
-        raise UsageError(f"no file can be made in {folder}: {why}")
+        raise UsageError(f"cannot create a file in {folder}: {why}")
 
 
 @contextlib.contextmanager

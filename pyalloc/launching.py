@@ -24,12 +24,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         dest="module",
         nargs=argparse.REMAINDER,
         metavar="MODULE",
-        help="run a module with its arguments, as python -m does",
+        help="run a module with its arguments, as `python -m` does",
     )
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
-        help="the program and its arguments; pyalloc's own come before it",
+        help="the program and its arguments; pyalloc's own options go before it",
     )
 
 
@@ -41,12 +41,12 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
     """
     if module is not None:
         if not module:
-            raise UsageError(f"which module? For example: pyalloc {name} -m package.module")
+            raise UsageError(f"no module given; for example: pyalloc {name} -m package.module")
         return [sys.executable, "-m", *module]
     words = list(words)
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise UsageError(f"which program? For example: pyalloc {name} python train.py")
+        raise UsageError(f"no program given; for example: pyalloc {name} python train.py")
     program = words[0]
     if shutil.which(program) is not None:
         return words
@@ -68,15 +68,15 @@ def _why_not(name: str, program: str) -> str:
             key, value = program.split("=", 1)
             variable = f"{key}={shlex.quote(value)}"
             return (
-                f"{program!r} was not found; variables go in front: {variable} pyalloc {name} ..."
+                f"{program!r} was not found; put variables in front: {variable} pyalloc {name} ..."
             )
         if " " in program and shutil.which(program.partition(" ")[0]) is not None:
-            return f"{program!r} was not found; leave out the quotes around it"
-        other = f"; for a module: pyalloc {name} -m {program}" * (not program.endswith(".py"))
+            return f"{program!r} was not found; remove the quotes around the command"
+        other = f"; to run a module: pyalloc {name} -m {program}" * (not program.endswith(".py"))
         return f"{program!r} was not found{other}"
     if os.access(program, os.X_OK):
-        return f"{program!r} is not in PATH: write ./{program}"
-    return f"{program!r} may not be executed: chmod +x {shlex.quote(program)}, or name what runs it first"
+        return f"{program!r} is not in PATH; write ./{program}"
+    return f"{program!r} is not executable; run chmod +x {shlex.quote(program)}, or put its interpreter in front"
 
 
 def check_reached(words: Sequence[str]) -> None:
@@ -91,8 +91,8 @@ def check_reached(words: Sequence[str]) -> None:
         hides = re.search("[IES]", letters)
         if hides:
             raise UsageError(
-                f"`{words[0]} {word}` reads neither PYTHONPATH nor sitecustomize, by which pyalloc comes into "
-                f"the program: leave out -{hides[0]}, or call pyalloc.install() and pyalloc.record() in the program"
+                f"`{words[0]} {word}` ignores PYTHONPATH or sitecustomize, through which pyalloc enters the program; "
+                f"leave out -{hides[0]}, or call pyalloc.install() and pyalloc.record() in the program itself"
             )
         if last in ("c", "m"):
             return

@@ -21,7 +21,7 @@ def policies() -> list[str]:
 def check_settings(names: Sequence[str], what: str) -> None:
     """Raises UsageError where none of these policies follows what is given."""
     if "pyalloc" not in names:
-        raise UsageError(f"{what} followed by pyalloc alone: add --policy pyalloc")
+        raise UsageError(f"only the policy pyalloc uses {what}; add --policy pyalloc")
 
 
 def limit_of(name: str, text: str) -> int:

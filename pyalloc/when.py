@@ -14,8 +14,8 @@ from pyalloc.report.text import clip
 from pyalloc.turns import begin_of, numbers_of
 from pyalloc.units import size
 
-FORMS = "peak, end, oom, step:N as it begins, a time such as 90s after the first event, or an event's number"
-SEVERAL = "of several errors oom is the first, oom:2, oom:last others; of steps of one number the last counts"
+FORMS = "peak, end, oom, step:N (its beginning), a time after the first event such as 90s, or an event's number"
+SEVERAL = "oom:2 and oom:last are later out-of-memory errors; if several steps have number N, step:N is the last"
 _MOST_DIGITS = 20  # of a number; of more than 4300 Python makes none
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|min|h)", re.ASCII)
@@ -51,7 +51,7 @@ def moment(
             found.ooms, which
         ), f"when memory ran out{time_of(which, len(found.ooms))}"
     if n == 0:
-        raise UsageError(f"there is no event in this trace, so there is no {option} {clip(at, 40)}")
+        raise UsageError(f"this trace has no events, so {option} {clip(at, 40)} is not in it")
     step, time = _STEP.fullmatch(at), _TIME.fullmatch(at)
     if step:
         return _step(found, int(step[1]), option), f"as step {int(step[1])} begins"
@@ -67,14 +67,14 @@ def _step(found: Analysis, number: int, option: str) -> int:
     begin = begin_of(found.steps, number)
     if begin is None:
         have = numbers_of(found.steps)
-        raise UsageError(f"{option} step:{number}: there is no such step; {have}")
+        raise UsageError(f"{option} step:{number}: no such step; {have}")
     return begin
 
 
 def _at_time(found: Analysis, after_ns: int, told: str, progress: Progress | None) -> int:
     """How many events came before: those of the part of the timeline that it lies in are looked at one by one."""
     if found.notes.get("clock") == "events":
-        raise UsageError(f"{told}: this trace has no times, only an order of events")
+        raise UsageError(f"{told}: this trace has no times, only the order of events")
     at_ns = found.totals["first_ns"] + after_ns
     if at_ns > found.totals["last_ns"]:
         seconds = (found.totals["last_ns"] - found.totals["first_ns"]) / 1e9

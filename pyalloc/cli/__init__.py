@@ -67,8 +67,8 @@ def _overview() -> str:
     lines += [f"  {name:<12}{_summary(load(name))}" for name in names()]
     lines += [
         "",
-        "pyalloc <subcommand> --help tells more, pyalloc --version which one this is",
-        "to start: pyalloc doctor",
+        "pyalloc <subcommand> --help explains it; pyalloc --version prints the version",
+        "start with: pyalloc doctor",
     ]
     return "\n".join(lines)
 
@@ -144,18 +144,18 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(name: str, rest: list[str]) -> int:
     if name not in names():
-        known = f"there are {', '.join(names())}"
+        known = f"the subcommands are {', '.join(names())}"
         near = difflib.get_close_matches(name, names(), 1)
         if near:
             hint = f"did you mean {near[0]!r}?"
         elif name.endswith(".py") or shutil.which(name) is not None:
-            program = f"to run a program on pyalloc: pyalloc run {shlex.join([name, *rest])}"
+            program = f"to run a program on pyalloc, type: pyalloc run {shlex.join([name, *rest])}"
             hint = program if name.endswith(".py") else f"{known}; {program}"
         elif os.path.isfile(name):
-            hint = f"of a recording: pyalloc report {shlex.quote(name)}"
+            hint = f"to see what a recording holds, type: pyalloc report {shlex.quote(name)}"
         else:
             hint = known
-        console.complain(f"pyalloc: no subcommand {name!r}; {hint}")
+        console.complain(f"pyalloc: there is no subcommand {name!r}; {hint}")
         return 2
     command = load(name)
     parser = argparse.ArgumentParser(

@@ -21,34 +21,42 @@ _PATIENCE_S = 60.0  # with a process that does not answer
 
 
 class Command:
-    """Record a process that is running, from now on.
+    """Start recording a process that is already running.
 
-    On torch's own allocator or on pyalloc, started with pyalloc or not.  Then `pyalloc live` answers of it, too.
+    It may use torch's own allocator or pyalloc, and need not have been started with pyalloc.  Once attached, `pyalloc
+    live` can watch it too.
 
     pyalloc attach PID [-o out.pya] [--duration 60s]
     pyalloc attach PID --stop
 
-    A process of `pyalloc run` is asked over its socket.  Into others gdb goes, which halts them for a fraction of a
-    second; Python 3.10 or newer, and torch in it, are needed there, pyalloc is not.  Without --duration the recording
-    ends with --stop or with the process; Ctrl-C here ends nothing there.
+    A process started by `pyalloc run` is asked over its socket.  Any other is entered with gdb, which halts it for a
+    fraction of a second; it must run Python 3.10 or newer with torch, but needs no pyalloc.  Without --duration the
+    recording ends with --stop or with the process.  Ctrl-C here does not end the recording.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Which process, where to, how long."""
-        parser.add_argument("pid", type=console.count, metavar="PID", help="number of the process")
+        parser.add_argument("pid", type=console.count, metavar="PID", help="the process's number")
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="OUT.pya", help="the recording (out.PID.pya here)"
+            "-o",
+            "--output",
+            type=Path,
+            metavar="OUT.pya",
+            help="file to record to (default: out.PID.pya in this folder)",
         )
         parser.add_argument(
-            "--duration", type=_duration, metavar="60s", help="so long: 60s, 5m, 2h (until --stop)"
+            "--duration",
+            type=_duration,
+            metavar="60s",
+            help="how long to record, e.g. 60s, 5m or 2h (default: until --stop)",
         )
         parser.add_argument("--stop", action="store_true", help="end the recording")
         autorecord.prepare_choices(parser)
         parser.add_argument(
             "--wait", type=_duration, default=30.0, metavar="30s",
-            help="for the process to come to it; then nothing is begun (30s)",
+            help="how long to wait for the process to respond before giving up (default: 30s)",
         )  # fmt: skip
-        parser.add_argument("-q", "--quiet", action="store_true", help="errors only")
+        parser.add_argument("-q", "--quiet", action="store_true", help="print errors only")
 
     def run(self, args: argparse.Namespace) -> int:
         """Says what was begun or ended, and what comes next."""
@@ -113,19 +121,19 @@ class _Line:
 def _begun(pid: int, path: Path, told: dict[str, Any]) -> str:
     lines = [
         f"recording process {pid}: {processes.command(pid)}",
-        f"  to {path} ({path.name}.part until it ends)",
+        f"  to {path} ({path.name}.part until the recording ends)",
     ]
     if told["waits"]:
         lines.append("  It has not used CUDA yet; the recording begins when it does.")
         others = processes.below(pid)
-        lines += [f"  Or was one of those meant that it started?{others}"] if others else []
+        lines += [f"  Or did you mean one of the processes it started?{others}"] if others else []
         return "\n".join(lines)
     whose = "pyalloc" if told["allocator"] == "pyalloc" else "torch's own allocator"
-    lines.append(f"  {whose}: {size(told['bytes'])} in use before, of which no lines are known")
+    lines.append(f"  {whose}; {size(told['bytes'])} were already in use, by unknown lines")
     if not told["in_main"]:
         lines += [
-            "  Its main thread ran no Python code, so it was begun beside that: of what was",
-            "  asked for in that moment something may be missing.",
+            "  The main thread was not running Python code, so the recording began from",
+            "  another thread: requests made at that moment may be missing.",
         ]
     return "\n".join(lines)
 
@@ -133,12 +141,14 @@ def _begun(pid: int, path: Path, told: dict[str, Any]) -> str:
 def _stop(args: argparse.Namespace) -> int:
     if args.output is not None or args.duration is not None or autorecord.says_how(args):
         raise UsageError(
-            "--stop ends what was begun: without -o and --duration, and without --stacks, --no-source and --no-marks"
+            "--stop only ends a recording; leave out -o, --duration, --stacks, --no-source and --no-marks"
         )
     with _Line(args.quiet) as line:
         told = attach.end(args.pid, wait_s=args.wait, tell=line.waiting)
     if told["waits"]:
-        console.tell(args, f"process {args.pid} is recorded no more; it has used no CUDA meanwhile")
+        console.tell(
+            args, f"stopped recording process {args.pid}; it never used CUDA, so there is no file"
+        )
         return 0
     return _tell_end(args, Path(told["path"]))
 
@@ -153,7 +163,7 @@ def _until_end(args: argparse.Namespace, path: Path) -> int:
                 line.show(f"recording: {took:.0f} of {args.duration:.0f} s")
                 time.sleep(_LOOK_S)
     except KeyboardInterrupt:
-        console.tell(args, f"the recording goes on; pyalloc attach {args.pid} --stop ends it")
+        console.tell(args, f"still recording; to end it: pyalloc attach {args.pid} --stop")
         raise
     return _tell_end(args, path)
 
@@ -174,17 +184,19 @@ def _tell_end(args: argparse.Namespace, path: Path) -> int:
         console.tell(args, f"recorded: {path}\nnext: pyalloc report {console.quoted(path)}")
         return 0
     if part.exists():
-        told = "ended its recording by itself, and told why on its standard error"
+        told = "ended its recording early and printed the reason on its standard error"
         why = told if processes.is_there(args.pid) else "was killed"
         raise UsageError(
-            f"process {args.pid} {why}; what was recorded before: pyalloc report {console.quoted(part)}"
+            f"process {args.pid} {why}; to see what was recorded: pyalloc report {console.quoted(part)}"
         )
-    raise UsageError(f"nothing was recorded: process {args.pid} has used no CUDA meanwhile")
+    raise UsageError(f"nothing was recorded: process {args.pid} did not use CUDA in that time")
 
 
 def _duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time like 60s, 5m or 2h, up to a week")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration; write for example 60s, 5m or 2h, at most a week"
+        )
     return seconds

@@ -17,40 +17,42 @@ from pyalloc.units import parse_allowance, size
 
 
 class Command:
-    """What changed between two runs, or two steps of one; does it leak?
+    """Compare two runs, or two steps of one run, and look for leaks.
 
     pyalloc diff before.pya after.pya               their peaks
     pyalloc diff before.pya after.pya -o diff.html  the same as a page
-    pyalloc diff out.pya --steps 10 100             what lives as each begins
+    pyalloc diff out.pya --steps 10 100             what is alive as each begins
 
-    Says first what explains most of the change. Lines that moved in the code are found again. Traces and snapshots of
-    torch's, of any allocator, also a .part of a program that still runs or was killed.
+    The first sentence names what explains most of the change. Lines that moved in the source are matched. Inputs are
+    traces or torch's snapshots, of any allocator, including the .part file of a program that still runs or was killed.
 
-    Exit code 1 when the second leaks, and with --fail-above 5% or 100MB when it holds more than the first by that much.
+    The exit code is 1 if the second leaks, or if it holds more than --fail-above (such as 5% or 100MB) beyond the
+    first.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """One or two files."""
         parser.add_argument(
-            "file", type=Path, nargs="+", help="two traces or snapshots to compare, or one"
+            "file", type=Path, nargs="+", help="two traces or snapshots, or one with steps"
         )
         parser.add_argument(
             "--steps",
             type=console.step,
             nargs=2,
             metavar=("A", "B"),
-            help="compare what lives as steps A and B of one file begin (of several the last; A the last before B)",
+            help="compare what is alive as steps A and B of one file begin (where several steps have number B, the "
+            "last; for A the last before that)",
         )
         parser.add_argument(
-            "-n", type=console.count, default=15, metavar="N", help="how many rows (15)"
+            "-n", type=console.count, default=15, metavar="N", help="number of rows (default: 15)"
         )
         parser.add_argument(
             "--fail-above",
             metavar="CHANGE",
-            help="exit code 1 for more growth than this, e.g. 5%% or 100MB",
+            help="exit with code 1 if the growth exceeds this, e.g. 5%% or 100MB",
         )
         console.add_device(parser)
-        console.add_output(parser, default="the terminal (.html: a page)")
+        console.add_output(parser, has_page=True)
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints what differs, then the verdict."""
@@ -58,7 +60,7 @@ class Command:
         if args.fail_above is not None:
             args.fail_above = parse_allowance(args.fail_above)
         if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
-            raise UsageError("two files, or one file (with --steps A B)")
+            raise UsageError("give two files, or one file (and --steps A B)")
         if len(args.file) == 2:
             return self._answer(args)
         progress = console.Progress(f"reading {args.file[0].name}", quiet=args.quiet)
@@ -103,7 +105,7 @@ def _is_above(told: Comparison, args: argparse.Namespace) -> bool:
         return False
     most = size(args.fail_above.of(before))
     console.complain(
-        f"pyalloc diff: {told.after.name} holds {size(told.bytes)} more; --fail-above: at most {most}"
+        f"pyalloc diff: {told.after.name} holds {size(told.bytes)} more; --fail-above allows {most}"
     )
     return True
 
@@ -123,7 +125,7 @@ def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tup
         usable = [step for step in found.steps if step[1] in found.moments]
         if len(usable) < 2:
             raise UsageError(
-                "one file without steps has nothing to compare: give two files, or call pyalloc.step()"
+                "this file has fewer than two steps to compare; give two files, or call pyalloc.step() in the program"
             )
         looked_at = usable[min(2, len(usable) - 2)], usable[-1]
         wanted, events = [step[0] for step in looked_at], [step[1] for step in looked_at]
@@ -170,4 +172,4 @@ def _numbers(found: Analysis) -> str:
     if end is None:
         return numbers_of(found.steps)
     numbers = [step[0] for step in found.steps]
-    return f"steps go from {min(numbers)} to {end[0]}, and {end[1]} stands for the end of the last"
+    return f"steps go from {min(numbers)} to {end[0]}; {end[1]} means the end of the last one"

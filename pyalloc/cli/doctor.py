@@ -17,9 +17,9 @@ from pyalloc.install import NO_DEVICE, install, status
 
 
 class Command:
-    """Versions, device, driver; what of torch is hooked, and why not.
+    """Check versions, device and driver, and whether pyalloc installs.
 
-    Nothing is changed; the installation is tried out in this process only.
+    Nothing is changed: pyalloc is installed in this process only, as a test.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -59,8 +59,8 @@ def _print_options(config: Config) -> None:
 
 def _next(reason: str) -> str:
     if reason == NO_DEVICE:
-        return "try without a GPU:\n      pyalloc dryrun python your_script.py"
-    return "install the CUDA build of PyTorch, which a dry run needs too:\n      pip install torch"
+        return "try a program without a GPU:\n      pyalloc dryrun python your_script.py"
+    return "install the CUDA build of PyTorch (a dry run needs it too):\n      pip install torch"
 
 
 def _print_devices() -> None:
@@ -86,8 +86,9 @@ def _allocation_works() -> bool:
     if _core.stats(tensor.device.index)["pyalloc_pages"] == 0:
         print(
             folded(
-                "it came from cudaMalloc: virtual memory calls are off (vmm:false), missing, or were refused when "
-                "tried; pyalloc then joins no pages, and needs as much memory as torch's own allocator"
+                "the memory came from cudaMalloc: the driver's virtual memory calls are switched off (vmm:false), "
+                "missing, or failed when tried. Without them pyalloc cannot join pages and needs as much memory as "
+                "torch's own allocator"
             )
         )
     return True

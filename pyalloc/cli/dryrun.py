@@ -16,43 +16,43 @@ from pyalloc.report.dryrun import summary
 
 
 class Command:
-    """Run a CUDA program without a GPU: how much memory does it need?
+    """Run a CUDA program without a GPU to see how much memory it needs.
 
     pyalloc dryrun python train.py ...
     pyalloc dryrun -m package.module ...
     pyalloc dryrun --memory 24GB --devices 2 --allocator pyalloc python train.py ...
 
-    PyTorch's CUDA build runs as it is, on host memory.  Allocations are real and in the real order; kernels compute
-    nothing, so the program's own results are meaningless.  Sizes that depend on what a kernel computes may be wrong:
-    the summary counts what the program read of it.
+    PyTorch's CUDA build runs unchanged, on host memory.  Allocations are real and happen in the real order.  Kernels
+    compute nothing, so the program's own results are meaningless, and sizes that depend on what a kernel computes may
+    be wrong: the summary counts how much the program read back from the device.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The program's own arguments are left as they are."""
         parser.add_argument(
-            "--memory", default="80GB", metavar="SIZE", help="memory of each device (80GB)"
+            "--memory", default="80GB", metavar="SIZE", help="memory of each device (default: 80GB)"
         )
         parser.add_argument(
             "--devices",
             type=int,
             default=1,
             metavar="N",
-            help=f"how many devices, 1 to {console.ON_ONE_MACHINE} (1)",
+            help=f"number of devices, from 1 to {console.ON_ONE_MACHINE} (default: 1)",
         )
         parser.add_argument(
             "--allocator",
             choices=dryrun.ALLOCATORS,
             default="native",
-            help="which allocator: torch's own, its expandable segments, or pyalloc (native)",
+            help="torch's own allocator, its expandable segments, or pyalloc (default: native)",
         )
         parser.add_argument(
             "--plan",
             type=Path,
             metavar="FILE",
-            help="follow this plan (of `pyalloc plan`), with --allocator pyalloc",
+            help="follow this plan (a file that `pyalloc plan` wrote); needs --allocator pyalloc",
         )
         parser.add_argument(
-            "--json", type=Path, metavar="FILE", help="write the figures to this file too"
+            "--json", type=Path, metavar="FILE", help="also write the figures to this file"
         )
         autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)
@@ -61,12 +61,14 @@ class Command:
         """The program's exit code is ours."""
         console.check_output(args.json, args.force)
         if args.json is not None and args.json == args.record:
-            raise UsageError(f"{args.json} is what is recorded; write the figures to another file")
+            raise UsageError(
+                f"--json and --record both name {args.json}; write the figures to another file"
+            )
         words = args.command
         if args.module is not None:
             words = launching.command("dryrun", args.module, [])
         if args.plan is not None and args.allocator != "pyalloc":
-            raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
+            raise UsageError("only pyalloc follows a plan; add --allocator pyalloc")
         # What another allocator's program would do with the environment's is its own affair.
         plan = args.plan or (args.allocator == "pyalloc" and os.environ.get(PLAN))
         if plan:

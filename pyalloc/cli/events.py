@@ -14,29 +14,29 @@ from pyalloc.units import size
 
 
 class Command:
-    """What was allocated and freed around a moment, event by event.
+    """List allocations and frees around a moment, event by event.
 
     pyalloc events out.pya [--at peak|end|oom|step:N|TIME|EVENT] [-n N]
 
-    Events have the numbers of `pyalloc export --to csv`, which writes all of a trace, from 0 on; times are
-    milliseconds since the first.
+    Events are numbered from 0, as in `pyalloc export --to csv`, which writes all of them; times are milliseconds
+    since the first event.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace, the moment and how many."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
         parser.add_argument(
             "--at",
             default="peak",
             metavar="WHEN",
-            help=f"{when.FORMS} (peak); {when.SEVERAL}",
+            help=f"{when.FORMS} (default: peak); {when.SEVERAL}",
         )
         parser.add_argument(
             "-n",
             type=console.count,
             default=40,
             metavar="N",
-            help="how many events, half of them before the moment (40)",
+            help="number of events, half of them before the moment (default: 40)",
         )
         console.add_device(parser)
         console.add_output(parser)

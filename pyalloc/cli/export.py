@@ -12,9 +12,9 @@ from pyalloc.caveats import gap_of
 from pyalloc.errors import UsageError
 
 _THEN = {
-    "torch": "open it at pytorch.org/memory_viz, or: python -m torch.cuda._memory_viz trace_plot {}",
+    "torch": "open it at pytorch.org/memory_viz, or run: python -m torch.cuda._memory_viz trace_plot {}",
     "perfetto": "open {} at ui.perfetto.dev",
-    "tensorboard": "put {} into a log folder: tensorboard --logdir FOLDER",
+    "tensorboard": "put {} into a log folder and run: tensorboard --logdir FOLDER",
     "csv": "pyalloc top {file}",
     "json": "pyalloc top {file}",
     "speedscope": "open {} at speedscope.app",
@@ -29,22 +29,22 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace and the format."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
         parser.add_argument(
-            "--to", choices=sorted(export.FORMATS), required=True, help="which format"
+            "--to", choices=sorted(export.FORMATS), required=True, help="the format to write"
         )
         parser.add_argument(
             "-o",
             "--output",
             type=Path,
             metavar="FILE",
-            help="write there (the trace's name, with the format's suffix)",
+            help="file to write (default: the trace's name with the format's suffix)",
         )
         parser.add_argument(
             "--no-source", action="store_true", help="leave out stacks and the command line"
         )
-        parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
-        parser.add_argument("--force", action="store_true", help="overwrite FILE")
+        parser.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+        parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
     def run(self, args: argparse.Namespace) -> int:
         """Writes FILE, or the trace's name with the format's suffix."""
@@ -87,4 +87,6 @@ def _check_suffix(target: Path, form: str) -> None:
     suffixes = {name: Path(f"x{suffix}").suffix for name, (suffix, _) in export.FORMATS.items()}
     suffix = target.suffix.lower()
     if suffix in suffixes.values() and suffix != suffixes[form]:
-        raise UsageError(f"{target}: --to {form} writes {export.FORMATS[form][0]}")
+        raise UsageError(
+            f"{target}: --to {form} writes {export.FORMATS[form][0]}, so the name must not end in {target.suffix}"
+        )

@@ -21,41 +21,41 @@ _ALL_LINES = 10_000  # which of them have changed most is seen here
 class Command:
     """Watch the memory of a running process.
 
-    The process is one that `pyalloc run` started, that `pyalloc attach` records, or in which `import pyalloc.live;
-    pyalloc.live.serve()` ran.
+    `pyalloc run` must have started the process, or `pyalloc attach` must be recording it, or the program must have
+    run `import pyalloc.live; pyalloc.live.serve()`.
 
     pyalloc live PID [--interval 1] [--count N] [--lines 8]
 
-    On a terminal keys do what the last line says: q or Ctrl-C ends it, and the process goes on; space stops asking; l
-    shows the lines of the program that hold most, s sorts them by bytes, blocks or change, c lets changes count from
-    now on.
+    On a terminal these keys work, and the last line lists them: q or Ctrl-C quits (the process goes on), space
+    pauses, l shows the lines of the program that hold most, s sorts them by bytes, blocks or change, c counts changes
+    from now on.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Which process, how often."""
-        parser.add_argument("pid", type=console.count, metavar="PID", help="number of the process")
+        parser.add_argument("pid", type=console.count, metavar="PID", help="the process's number")
         parser.add_argument(
             "--interval",
             type=_seconds,
             default=1.0,
             metavar="S",
-            help="seconds between two looks (1)",
+            help="seconds between two updates (default: 1)",
         )
         parser.add_argument(
             "--count",
             type=console.index,
             default=0,
             metavar="N",
-            help="end after N looks; 0: when the process ends (0)",
+            help="stop after N updates; 0 goes on until the process ends (default: 0)",
         )
         parser.add_argument(
             "--lines",
             type=console.index,
             default=0,
             metavar="N",
-            help="show the N lines of the program that hold most, too, where stacks are kept (0)",
+            help="also show the N lines of the program that hold most, if stacks are recorded (default: 0)",
         )
-        parser.add_argument("--json", action="store_true", help="one line of JSON for each look")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON per update")
 
     def run(self, args: argparse.Namespace) -> int:
         """Ends well when the process does."""
@@ -170,5 +170,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
     return value

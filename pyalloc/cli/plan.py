@@ -21,14 +21,14 @@ _LEAST_PLACED = 1 / 2  # of what was alive: a program that died early repeats it
 
 
 class Command:
-    """Work out where each tensor is to lie, from some recorded steps.
+    """Plan where each tensor will lie in memory, from recorded steps.
 
     pyalloc plan out.pya          then: pyalloc run --plan out.plan python train.py
     pyalloc plan out.rank*.pya    then: pyalloc run --plan out.plan torchrun ...
 
-    For programs whose steps ask for the same each time.  The recording is of the program from its start, four steps
-    are enough: pyalloc run --record out.pya python train.py, or pyalloc dryrun --record without a GPU.  What is asked
-    for differently later is served as without a plan.
+    This is for programs whose steps make the same requests each time.  Record the program from its start; four steps
+    are enough: `pyalloc run --record out.pya python train.py`, or without a GPU `pyalloc dryrun --record`.  Requests
+    that later differ from the plan are served as if there were none.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -37,29 +37,31 @@ class Command:
             "file",
             type=Path,
             nargs="+",
-            help="a trace, or torch's snapshot, that began with the program",
+            help="a trace, or a snapshot written by torch, that began with the program",
         )
         parser.add_argument(
             "--device",
             type=console.index,
             metavar="N",
-            help="plan for this device only (for each that has a percent of what was asked for or more)",
+            help="plan for this device only (default: each with at least 1 %% of the requested bytes)",
         )
-        parser.add_argument("--json", action="store_true", help="the figures as JSON")
+        parser.add_argument("--json", action="store_true", help="print the figures as JSON")
         parser.add_argument(
             "-o",
             "--output",
             type=Path,
             metavar="FILE",
-            help="write the plan there (FILE.plan for FILE.pya)",
+            help="file to write the plan to (default: out.plan for out.pya)",
         )
-        parser.add_argument("-q", "--quiet", action="store_true", help="only what is asked for")
-        parser.add_argument("--force", action="store_true", help="overwrite files")
+        console.add_quiet(parser)
+        parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
     def run(self, args: argparse.Namespace) -> int:
         """Writes the plans, and says what they come to."""
         if len(args.file) > 1 and args.output is not None:
-            raise UsageError("-o is for one file; the plans of several get the names of these")
+            raise UsageError(
+                "-o works with one file only; leave it out, and each plan is named after its file"
+            )
         targets = [args.output or recorded.plan(file) for file in args.file]
         for i, target in enumerate(targets):
             console.keep_inputs(argparse.Namespace(file=args.file, output=target))
@@ -154,14 +156,14 @@ def _why_not(made: _Made) -> str:
     planned, unplanned = (made.figures[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
     # Private pools, for example, take what lies idle otherwise, and a plan knows nothing of them.
     if planned > unplanned + PAGE:
-        return "Without the plan it needs less: leave it out, or record again."
+        return "The program needs less memory without the plan: do not use it, or record again."
     peaks = made.info["device_peak"]
     held = sum(peaks.get(part.device, sum(peaks.values())) for part in made.plan.parts)
     placed = sum(part.live_bytes for part in made.plan.parts)
     if made.info["n_ooms"] and placed < _LEAST_PLACED * held:
         return (
-            f"The program ran out of memory while it was recorded, and the plan is of {size(placed)} of the "
-            f"{size(held)} that it held: leave it out, and record again with more memory."
+            f"The program ran out of memory while it was recorded, and the plan covers only {size(placed)} of the "
+            f"{size(held)} that it held: do not use the plan; record again with more memory."
         )
     return ""
 
@@ -186,7 +188,8 @@ def _table(made: _Made) -> str:
     elif made.info["n_ooms"]:
         lines.append(
             text.wrapped(
-                "The program ran out of memory while it was recorded: the plan is of what it was given until then.",
+                "The program ran out of memory while it was recorded: the plan covers only what it had allocated "
+                "until then.",
                 "",
             )
         )
@@ -195,31 +198,31 @@ def _table(made: _Made) -> str:
 
 def _part_lines(file: Path, part: planning.Part) -> list[str]:
     n = len(part.places)
-    steps = "one step, which has" if part.turns == 1 else f"{part.turns} steps, which have"
+    steps = "one step" if part.turns == 1 else f"{part.turns} steps"
     kinds = (
-        f"the {n:,} requests of its beginning and of {steps} {part.period:,}"
+        f"{n:,} requests: the program's beginning and {steps} ({part.period:,} requests)"
         if part.period
-        else f"its {n:,} requests"
+        else f"all {n:,} requests"
     )
     where = "" if part.device is None else f", device {part.device}"
     lines = [
-        text.wrapped(f"{file.name}{where}: places for {kinds}", ""),
-        f"most alive       {size(part.live_bytes)}",
-        f"planned          {size(part.extent_bytes)}, {part.extent_bytes / max(part.live_bytes, 1):.4f} of it",
+        text.wrapped(f"{file.name}{where}: planned {kinds}", ""),
+        f"peak allocated   {size(part.live_bytes)}",
+        f"planned          {size(part.extent_bytes)}, {part.extent_bytes / max(part.live_bytes, 1):.4f} times that",
     ]
     if not part.period:
         lines.append(
             text.wrapped(
-                "No step in it asks for the same as the next one: the plan is of this run alone, and helps only where "
-                "the next run asks for the same in the same order.",
+                "No two consecutive steps make the same requests: the plan covers this one run, and helps only if the "
+                "next run makes the same requests in the same order.",
                 "",
             )
         )
     if part.elsewhere > _FEW:
         lines.append(
             text.wrapped(
-                f"{100 * part.elsewhere:.0f} % of all bytes were asked for on other streams or in private pools "
-                "(CUDA graphs, MemPool): these have no place in the plan.",
+                f"{100 * part.elsewhere:.0f} % of all bytes were requested on other streams or in private pools "
+                "(CUDA graphs, MemPool), which a plan does not cover.",
                 "",
             )
         )

@@ -15,28 +15,30 @@ from pyalloc.units import size
 
 
 class Command:
-    """Replay a trace on other allocators: how little memory is enough?
+    """Replay a trace on other allocators; find the smallest memory.
 
     pyalloc replay out.pya [--policy native] [--limit 8GB] [--find-min]
 
-    Nothing runs on a GPU: requests are served on a simulated device, by models of torch's allocators and by pyalloc
-    itself.  Exit code 1 where no policy fits into --limit, or into a limit of --conf.
+    Nothing runs on a GPU: models of torch's allocators, and pyalloc itself, serve the requests on a simulated device.
+    The exit code is 1 if no policy fits within --limit, or within a limit set by --conf.
 
-    In the table: calls that take, map or free device memory; how many of them come late, in the second half of the
-    program; and what all would take by a cost model that has an H200's figures.
+    The table counts device calls (those that allocate, map or free device memory), how many of them come late (in the
+    second half of the program), and the time that all of them would take by a cost model based on an H200.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace and what to vary."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
         parser.add_argument(
             "--policy",
             action="append",
             choices=replaying.policies(),
-            help="only this one (may be given again)",
+            help="replay this policy only; may be repeated (default: all)",
         )
         parser.add_argument(
-            "--limit", metavar="SIZE", help="memory of each device, e.g. 8GB (ample)"
+            "--limit",
+            metavar="SIZE",
+            help="memory of each device, e.g. 8GB (default: more than enough)",
         )
         parser.add_argument(
             "--find-min", action="store_true", help="find the smallest memory that is enough"
@@ -46,19 +48,19 @@ class Command:
             type=_passes,
             default=1,
             metavar="N",
-            help="replay the program N times over in one process: what does it settle to? (1)",
+            help="replay the program N times in a row, to see where it settles (default: 1)",
         )
         parser.add_argument(
             "--conf",
             default="",
             metavar="KEY:VALUE,...",
-            help="settings for policy pyalloc; `pyalloc doctor` lists them",
+            help="settings for the policy pyalloc; `pyalloc doctor` lists them",
         )
         parser.add_argument(
             "--plan",
             type=Path,
             metavar="FILE",
-            help="a plan for policy pyalloc to follow (of `pyalloc plan`)",
+            help="a plan (a file that `pyalloc plan` wrote) for the policy pyalloc to follow",
         )
         console.add_output(parser)
 
@@ -69,9 +71,9 @@ class Command:
         limit = replaying.limit_of("--limit", args.limit) if args.limit else 0
         plan = None
         if args.conf:
-            replaying.check_settings(names, "--conf is")
+            replaying.check_settings(names, "--conf")
         if args.plan is not None:
-            replaying.check_settings(names, "a plan is")
+            replaying.check_settings(names, "--plan")
             Config(args.conf, str(args.plan))  # refuses settings that leave no room for one
             plan = planning.read(args.plan).packed()
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
@@ -83,11 +85,9 @@ class Command:
             caveats = unseen(notes, info) + of_replays(notes)
             n_ranks = console.ranks(notes)
             if n_ranks > 1:
-                caveats.append(f"It is one of {n_ranks} ranks, of which another may need more.")
+                caveats.append(f"This is one of {n_ranks} ranks; another may need more.")
             if info["n_allocs"] == 0:
-                raise TraceError(
-                    f"{args.file}: no allocation is in it, so there is nothing to replay"
-                )
+                raise TraceError(f"{args.file} has no allocations, so there is nothing to replay")
             results = replaying.compare(
                 program,
                 names,
@@ -134,13 +134,13 @@ def _passes(text: str) -> int:
 def _table(
     args: argparse.Namespace, info: dict[str, Any], results: dict[str, Any], least: dict[str, Any]
 ) -> str:
-    memory = f"{args.limit} of memory" if args.limit else "ample memory"
+    memory = f"{args.limit} of memory" if args.limit else "unlimited memory"
     limit = next(int(each.value) for each in Config(args.conf).options if each.name == "limit")
     if limit and "pyalloc" in results:
         own = f"pyalloc limited to {size(limit)} by --conf"
         memory = own if len(results) == 1 and not args.limit else f"{memory}, {own}"
-    memory += f", {args.passes} times over" if args.passes > 1 else ""
-    alive = f"{info['n_allocs']:,} requests, at most {size(info['peak_live_bytes'])} alive"
+    memory += f", replayed {args.passes} times in a row" if args.passes > 1 else ""
+    alive = f"{info['n_allocs']:,} requests, peak allocated {size(info['peak_live_bytes'])}"
     lines = [
         text.wrapped(f"{args.file.name}: {alive}; {memory}", ""),
         *text.compare(list(results.items()), args.passes),
@@ -148,7 +148,7 @@ def _table(
     for name, result in results.items():
         if not result["completed"]:
             lines.append(
-                f"{name}: out of memory at operation {result['failed_op']:,}, which asked for "
+                f"{name}: out of memory at operation {result['failed_op']:,}, a request for "
                 f"{size(result['failed_bytes'])}"
             )
     if least:
@@ -158,29 +158,28 @@ def _table(
             f"{name:<16}{_mib(found['bytes']):>12}{_mib(found['safe_bytes']):>12}"
             f"{size(found['margin_bytes']):>10}"
             if found
-            else f"{name:<16}  does not complete at all"
+            else f"{name:<16}  does not complete with any size"
         )
     if any(found and found["margin_bytes"] for found in least.values()):
         lines.append(
             text.wrapped(
-                "Completion is not quite monotone in the memory: between `completes` and `safe from` some sizes that "
-                "were tried failed.",
+                "More memory does not always help: some of the sizes tried between `completes` and `safe from` failed.",
                 "",
             )
         )
     if least:
         lines.append(
             text.wrapped(
-                "A card also holds what is no tensor: the CUDA context, usually some hundred MiB, NCCL's buffers and "
-                "cuDNN's workspaces. Leave room for them.",
+                "A card also has to hold the CUDA context (usually a few hundred MiB), NCCL's buffers and cuDNN's "
+                "workspaces. Leave room for them.",
                 "",
             )
         )
     if info["n_ooms"]:
         lines.append(
             text.wrapped(
-                "The program ran out of memory while it was recorded: what it was refused then, and would have "
-                "done after, is not in the trace. It may need more than this.",
+                "The program ran out of memory while it was recorded. The trace does not contain the refused requests "
+                "or what would have followed, so the program may need more than this.",
                 "",
             )
         )

@@ -18,42 +18,45 @@ _SCRUB_MOMENTS = 24
 
 
 class Command:
-    """Explain a trace: the peak, what is idle, what grows, what to do.
+    """Explain a trace: who holds the peak, what is idle, what to change.
 
     pyalloc report out.pya                 on the terminal
-    pyalloc report out.pya -o report.html  one page that needs no network
-    pyalloc report rank*.pya               ranks compared; -o: the odd one
+    pyalloc report out.pya -o report.html  as one page that needs no network
+    pyalloc report rank*.pya               compare ranks; -o: page of the odd one
 
-    Reads traces of `pyalloc run --record` and snapshots of torch.cuda.memory._dump_snapshot().
+    Reads traces written by `pyalloc run --record` and snapshots written by torch.cuda.memory._dump_snapshot().
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Files and where the report goes."""
-        parser.add_argument("file", type=Path, nargs="+", help="a trace, or a snapshot torch wrote")
+        parser.add_argument(
+            "file", type=Path, nargs="+", help="a trace, or a snapshot written by torch"
+        )
         console.add_device(parser)
         parser.add_argument(
             "--oom",
             type=_oom,
             default=0,
             metavar="N",
-            help="which out-of-memory error is told of, if there are several: 2, last (the first)",
+            help="which out-of-memory error to explain if there are several: a number, or last (default: the first)",
         )
         parser.add_argument(
             "--step",
             type=_steps,
             metavar="N",
-            help="what the page shows block by block: step N (of several the last), N-M or all (the step of the peak)",
+            help="what the page shows block by block: step N (the last of that number), steps N-M, or all "
+            "(default: the step of the peak)",
         )
         parser.add_argument(
             "--no-replay", action="store_true", help="do not replay the trace on other allocators"
         )
-        console.add_output(parser, default="the terminal (.html: a page)")
+        console.add_output(parser, has_page=True)
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints the summary; writes the page where -o names one."""
         console.prepare_output(args, has_page=True)
         if args.step is not None and not console.is_page(args.output):
-            raise UsageError("--step is for the page: -o report.html")
+            raise UsageError("--step applies to the page only; add -o report.html")
         found = self._with_memory(args, [self._read(args, path) for path in args.file])
         one = ranks.odd_one(found)
         if len(found) == 1 < len(args.file):
@@ -111,7 +114,7 @@ class Command:
         kept = [each for each in found if each.totals["n_allocs"]] or found
         left = [each.path.name for each in found if each not in kept]
         if left:
-            console.tell(args, f"left out, without any allocation: {', '.join(left)}")
+            console.tell(args, f"left out because they hold no allocation: {', '.join(left)}")
         return kept
 
     @staticmethod
@@ -121,7 +124,7 @@ class Command:
         try:
             found.replays = _replays(found.path, args)
         except TraceError as error:  # all but these can be told
-            console.complain(f"pyalloc report: without replays: {error}")
+            console.complain(f"pyalloc report: the report has no replays: {error}")
 
 
 def _oom(text: str) -> int:
@@ -135,10 +138,10 @@ def _steps(text: str) -> trace.Steps:
         return "all"
     named = re.fullmatch(r"(\d+)(?:-(\d+))?", text, re.ASCII)
     if named is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no step N, no steps N-M and not all")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step N nor steps N-M nor 'all'")
     found = console.step(named[1]), console.step(named[2] or named[1])
     if found[0] > found[1]:
-        raise argparse.ArgumentTypeError(f"{text!r}: the first of two steps comes before the last")
+        raise argparse.ArgumentTypeError(f"{text!r}: the first step must not come after the last")
     return found
 
 

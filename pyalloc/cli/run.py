@@ -15,7 +15,7 @@ from pyalloc.install import check_torch_settings
 
 
 class Command:
-    """Run a program, its torch with CUDA memory from pyalloc.
+    """Run a program with pyalloc as PyTorch's CUDA allocator.
 
     pyalloc run [--conf key:value,...] python train.py ...
     pyalloc run -m package.module ...
@@ -23,8 +23,8 @@ class Command:
     pyalloc run --plan out.plan python train.py   after: pyalloc plan out.pya
     pyalloc run torchrun --nproc-per-node 2 train.py ...
 
-    The program is not edited: pyalloc is installed in it, and in each Python process that it starts, when torch is
-    imported.
+    The program needs no changes: pyalloc installs itself in it, and in every Python process that it starts, when
+    torch is imported.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -33,13 +33,13 @@ class Command:
             "--conf",
             default="",
             metavar="KEY:VALUE,...",
-            help="settings, as in PYALLOC_CONF; `pyalloc doctor` lists them",
+            help="settings, written as in PYALLOC_CONF; `pyalloc doctor` lists them",
         )
         parser.add_argument(
             "--plan",
             type=Path,
             metavar="FILE",
-            help="follow this plan, a file that `pyalloc plan` wrote",
+            help="follow this plan (a file that `pyalloc plan` wrote)",
         )
         autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)

@@ -15,9 +15,9 @@ _LINES = 5
 
 
 class Command:
-    """Figures of a trace, requests by size and line; or of a process.
+    """Print a trace's figures, or the counters of a running process.
 
-    The process is one that `pyalloc live` can watch.
+    For a trace also its requests by size and by line.  A process must be one that `pyalloc live` can watch.
 
     pyalloc stats out.pya
     pyalloc stats 12345
@@ -26,13 +26,13 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """A file or a number."""
         parser.add_argument(
-            "file", metavar="FILE|PID", help="a trace, a snapshot, or the number of a process"
+            "file", metavar="FILE|PID", help="a trace, a snapshot, or a process's number"
         )
         parser.add_argument(
             "-n",
             type=console.count,
             metavar="N",
-            help="how many lines of the program, of a file (5)",
+            help="for a file: how many of the program's lines to show (default: 5)",
         )
         console.add_output(parser)
 
@@ -42,9 +42,7 @@ class Command:
         more: list[str] = []
         if args.file.isdecimal() and not Path(args.file).exists():
             if args.n is not None:
-                raise UsageError(
-                    f"-n counts lines of the program in a file; process {args.file} has counters alone"
-                )
+                raise UsageError(f"-n is for files; of process {args.file} only counters are known")
             content: dict[str, Any] = live.ask(int(args.file))
             rows = [
                 (f"device {index}: {key}", value)

@@ -14,7 +14,7 @@ from pyalloc.units import size
 class Command:
     """Replay many traces under many policies and limits.
 
-    On all cores, or on a Dask cluster.
+    The work is spread over all cores, or over a Dask cluster.
 
     pyalloc sweep *.pya --limit 8GB --limit 16GB [--dask ADDRESS]
     pyalloc sweep *.pya --policy pyalloc --conf memory:tight --conf memory:fast
@@ -27,30 +27,30 @@ class Command:
             "--policy",
             action="append",
             choices=replaying.policies(),
-            help="only this one (may be given again)",
+            help="replay this policy only; may be repeated (default: all)",
         )
         parser.add_argument(
             "--limit",
             action="append",
             metavar="SIZE",
-            help="memory of each device, e.g. 8GB; may be given again (ample)",
+            help="memory of each device, e.g. 8GB; may be repeated (default: more than enough)",
         )
         parser.add_argument(
             "--conf",
             action="append",
             metavar="KEY:VALUE",
-            help="settings for policy pyalloc; may be given again",
+            help="settings for the policy pyalloc; may be repeated",
         )
         parser.add_argument(
             "--workers",
             type=console.count,
             metavar="N",
-            help="how many processes (as many as cores)",
+            help="number of processes (default: one per core)",
         )
         parser.add_argument(
             "--dask",
             metavar="ADDRESS",
-            help="of the scheduler of a running Dask cluster, to replay there",
+            help="replay on a running Dask cluster; the address of its scheduler",
         )
         console.add_output(parser)
 
@@ -63,11 +63,9 @@ class Command:
         )  # two may be the same when rounded
         policies = args.policy or replaying.policies()
         if args.conf:
-            replaying.check_settings(policies, "--conf is")
+            replaying.check_settings(policies, "--conf")
         if args.dask and args.workers:
-            raise UsageError(
-                "--workers are of this machine, and --dask has its own: one of the two"
-            )
+            raise UsageError("give one of --workers and --dask: a Dask cluster has its own workers")
         todo = sweeping.points(args.file, policies, limits, args.conf or [""])
         for path in args.file:
             path.stat()  # a name that is not there is told before the others are replayed
@@ -86,7 +84,7 @@ class Command:
             ratio = f"{row['peak_bytes'] / max(row['peak_live_bytes'], 1):.3f}"
             head = (
                 f"{column(Path(row['path']).name, 22)}{row['policy']:<12}"
-                f"{typed.get(row['limit'], 'ample'):>10}"
+                f"{typed.get(row['limit'], 'none'):>10}"
                 f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
                 f"{ratio if row['completed'] else '':>8}{row['n_calls']:>10,}"
             )

@@ -24,48 +24,48 @@ _NEXT = {"line": "stack", "stack": "category"}  # what to group by then
 
 
 class Command:
-    """Who holds the memory, by line, function, module, size and so on.
+    """Show who holds the memory: by line, function, module and so on.
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|step:N|TIME|EVENT]
     pyalloc top out.pya --since step:10         made since then and still held
-    pyalloc top out.pya --over-time             of the run; what grows by step
+    pyalloc top out.pya --over-time             of the whole run; what grows
     pyalloc top out.pya --by stack [--invert]   who called whom, as a tree
     pyalloc top out.pya --temporary             who makes what is freed at once
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace, the moment and the grouping."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
         parser.add_argument(
             "--by",
             choices=_GROUPS,
             default="line",
             metavar="WHAT",
-            help=f"what a row is: {', '.join(_GROUPS)} (line)",
+            help=f"what to group by: {', '.join(_GROUPS)} (default: line)",
         )
         parser.add_argument(
             "--at",
             metavar="WHEN",
-            help=f"{when.FORMS} (peak; with --since the end); {when.SEVERAL}",
+            help=f"{when.FORMS} (default: peak, with --since the end); {when.SEVERAL}",
         )
         parser.add_argument(
             "--since",
             metavar="WHEN",
-            help="only what was allocated since then and is still held at --at; named as there: step:10, 90s",
+            help="only what was allocated since then and is still held at --at; written as for --at: step:10, 90s",
         )
         parser.add_argument(
             "--invert",
             action="store_true",
-            help="with --by stack: the line that asked for memory first, its callers below",
+            help="with --by stack: put the line that requested memory on top and its callers below",
         )
         parser.add_argument(
-            "-n", type=console.count, default=20, metavar="N", help="how many rows (20)"
+            "-n", type=console.count, default=20, metavar="N", help="number of rows (default: 20)"
         )
         console.add_device(parser)
         parser.add_argument(
             "--over-time",
             action="store_true",
-            help="of the whole run instead of one moment: what each asked for, and what grows by step",
+            help="look at the whole run instead of one moment: what each line requested, and what grows by step",
         )
         parser.add_argument(
             "--temporary",
@@ -73,7 +73,7 @@ class Command:
             nargs="?",
             const=1,
             metavar="N",
-            help="who makes what is freed within N further requests of its device (1)",
+            help="show who makes what is freed within N further requests on its device (default: 1)",
         )
         console.add_output(parser)
 
@@ -90,15 +90,15 @@ class Command:
         if args.since is not None and (
             args.over_time or args.temporary is not None or args.by == "pool"
         ):
-            raise UsageError("--since is of what a moment holds, and of no --by pool")
-        if args.temporary is not None and (args.by != "line" or args.over_time):
-            raise UsageError("--temporary has a table of its own, by line")
-        if args.invert and (args.by != "stack" or args.over_time):
-            raise UsageError("--invert turns the tree of --by stack")
-        if args.over_time and (args.by != "line" or args.at is not None):
             raise UsageError(
-                "--over-time has a table of its own, by line, of no moment: without --by and --at"
+                "--since cannot be combined with --over-time, --temporary or --by pool"
             )
+        if args.temporary is not None and (args.by != "line" or args.over_time):
+            raise UsageError("--temporary is always by line; leave out --by and --over-time")
+        if args.invert and (args.by != "stack" or args.over_time):
+            raise UsageError("--invert needs --by stack, without --over-time")
+        if args.over_time and (args.by != "line" or args.at is not None):
+            raise UsageError("--over-time covers the whole run, by line; leave out --by and --at")
         args.at = args.at or ("peak" if args.since is None else "end")
         found = trace.analyse(
             args.file, device=args.device, temporary=args.temporary, progress=progress
@@ -155,7 +155,7 @@ def _moment(found: Analysis, args: argparse.Namespace) -> tuple[Moment, str]:
     part = moment.since(first)
     if not part.blocks:
         raise UsageError(
-            f"nothing that is held {title} was allocated since {args.since}; a program that ended holds little: "
+            f"nothing held {title} was allocated since {args.since}; a program holds little when it ends, so "
             "try --at peak or --at step:N"
         )
     held = size(part.allocated_bytes), size(moment.allocated_bytes)
@@ -173,9 +173,9 @@ def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
 
 _MISSING = {  # why there may be no rows, of a moment
     "label": "nothing alive {} has a label; "
-    'torch.cuda.memory._set_memory_metadata("...") gives what is made after it one',
-    "thread": "it does not tell which thread asked for what is alive {}; "
-    "recordings on pyalloc do, torch's own allocator does not say",
+    'torch.cuda.memory._set_memory_metadata("...") labels what is allocated after it',
+    "thread": "it does not say which thread requested what is alive {}; "
+    "recordings on pyalloc do, those on torch's own allocator do not",
     "pool": "there is no private pool {}",
 }
 
@@ -199,7 +199,7 @@ def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any]
     title += ", by stack"
     if args.invert:
         chains = stacks.inverted(chains)
-        title += ", the line that asked first"
+        title += ", inverted"
     rows = [asdict(chain) for chain in chains[: args.n]]
     lines = stacks.tree(title, chains, moment.allocated_bytes, args.n, is_inverted=args.invert)
     return {
@@ -215,7 +215,7 @@ def _by_function(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, A
     moment, title = _moment(found, args)
     functions = stacks.functions(found, moment)
     rows = [asdict(each) for each in functions[: args.n]]
-    title += ", by function: with all that it called, and by itself"
+    title += ", by function: its calls included, and by itself"
     lines = stacks.table(title, functions, moment.allocated_bytes, args.n)
     return {"at": args.at, "since": args.since, "by": args.by, "rows": rows}, lines
 
@@ -224,13 +224,11 @@ def _requests(words: str) -> int:
     """The type of an argument that says how long a temporary block may live."""
     if not words.isdecimal() and Path(words).exists():
         raise argparse.ArgumentTypeError(
-            f"{words!r} stands where N may stand: the file goes before it, or --temporary=1"
+            f"{words!r} was taken for N; put the file before --temporary, or write --temporary=1"
         )
     n = console.index(words)
     if n > asked.LONGEST:
-        raise argparse.ArgumentTypeError(
-            f"{words!r}: at most {asked.LONGEST} requests are looked at"
-        )
+        raise argparse.ArgumentTypeError(f"{words!r}: N is at most {asked.LONGEST} requests")
     return n
 
 
@@ -273,7 +271,7 @@ def _temporary(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any
 
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
     ordered = asked.by_line(found.stacks, found.stackless, found.name)[:n]
-    lines = [f"{'in all':>12}{'requests':>10}{'left':>12}  line"]
+    lines = [f"{'in all':>12}{'requests':>10}{'not freed':>12}  line"]
     lines += [
         text.hung(
             f"{size(line.bytes):>12}{line.requests:>10,}{size(line.live_bytes):>12}", line.name
@@ -285,7 +283,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
     jumps = [] if growth else leaks.jumps(found)
     turn = leaks.turn(found)
     for grown in [*growth, *jumps][:n]:
-        more = f"{size(grown.per_step)} a {turn}" if growth else f"{size(grown.bytes)} in all"
+        more = f"{size(grown.per_step)} per {turn}" if growth else f"{size(grown.bytes)} in all"
         lines.append(text.hung(f"  +{more}", grown.name))
         lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {

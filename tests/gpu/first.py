@@ -73,7 +73,7 @@ STEPS = (
         "$PY -c 'import pyalloc._core' && test -e pyalloc/lib/ops.cu || $PY setup.py -q build_ext --inplace",
         300,
     ),
-    Step("doctor", "$PY -m pyalloc doctor", 90, bad="it came from cudaMalloc"),
+    Step("doctor", "$PY -m pyalloc doctor", 90, bad="the memory came from cudaMalloc"),
     Step(
         "driver",
         f"{DRIVER} all vmm_is_tried_out open_refuses && build/c/debug/test_device_runs",

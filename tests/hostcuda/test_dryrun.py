@@ -72,7 +72,7 @@ def test_a_python_that_pyalloc_cannot_get_into_is_told_why_torchs_figures_are_mi
     code, _, err = finish(start([sys.executable, "-I", program(tmp_path, source)], tmp_path))
     assert code == 0
     assert "peak reserved not known" in flat(err) and "600.0 MiB at most" in err
-    assert "-I` reads neither PYTHONPATH nor sitecustomize" in flat(err)
+    assert "-I` ignores PYTHONPATH or sitecustomize" in flat(err)
     assert "first: leave that option out\n  next: pyalloc dryrun --memory 80GB --alloc" in err
     assert "--allocator native" in err  # with another, which is refused, nothing would be known
 

@@ -44,7 +44,7 @@ def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "first.json").read_text())
     assert found["about"]["commit"] == "abc"
     assert "host-memory device" in found["about"]["torch, its CUDA, device"]
-    assert found["steps"]["doctor"]["verdict"] == "failed: it came from cudaMalloc"
+    assert found["steps"]["doctor"]["verdict"] == "failed: the memory came from cudaMalloc"
     assert "refused them when tried: cuMemMap 801" in found["steps"]["costs"]["tail"]
     costs = json.loads((tmp_path / "out" / "costs.json").read_text())
     assert costs["small"] and {"cuMemAlloc"} == names(costs, "speed", "copy GiB/s")

@@ -76,7 +76,7 @@ def test_what_the_peak_would_be_without_them(plan: Plan) -> None:
         (peak,) = found["peaks"]
         assert (peak["device"], peak["peak_bytes"]) == (0, 22 * MIB)
         assert peak["peak_without_bytes"] // MIB == without
-    assert "the file goes before it, or --temporary=1" in pyalloc(
+    assert "put the file before --temporary, or write --temporary=1" in pyalloc(
         "top", "--temporary", path, expect=2
     )
     out = pyalloc("top", path, "--temporary")
@@ -145,13 +145,13 @@ def test_temporaries_of_a_snapshot(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--temporary", "--by", "size"), "a table of its own"),
-        (("--temporary", 2, "--over-time"), "a table of its own"),
-        (("--over-time", "--by", "module"), "a table of its own"),
-        (("--over-time", "--at", "end"), "a table of its own"),
-        (("--temporary", -1), "not a number"),
+        (("--temporary", "--by", "size"), "--temporary is always by line"),
+        (("--temporary", 2, "--over-time"), "--temporary is always by line"),
+        (("--over-time", "--by", "module"), "--over-time covers the whole run"),
+        (("--over-time", "--at", "end"), "--over-time covers the whole run"),
+        (("--temporary", -1), "not a whole number"),
         (("--temporary", 5000), "at most 4096 requests"),
-        (("--temporary", "many"), "not a number"),
+        (("--temporary", "many"), "not a whole number"),
     ],
 )
 def test_what_cannot_be_asked(plan: Plan, words: tuple[object, ...], why: str) -> None:
@@ -225,4 +225,4 @@ def test_requests_for_nothing(plan: Plan) -> None:
 
 
 def test_an_event_of_none(plan: Plan) -> None:
-    assert "there is no event in this trace" in pyalloc("top", plan.done(), "--at", 0, expect=2)
+    assert "this trace has no events" in pyalloc("top", plan.done(), "--at", 0, expect=2)

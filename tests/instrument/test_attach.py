@@ -127,9 +127,9 @@ def test_a_training_that_runs_is_recorded(tmp_path: Path, allocator: str, way: s
         assert refused is None if way == "gdb" else "No such file" in str(refused)
         said = pyalloc("attach", pid, "-o", out)
         whose = "pyalloc" if allocator == "pyalloc" else "torch's own allocator"
-        assert f"  {whose}: " in said and "in use before, of which no lines are known" in said
+        assert f"  {whose}; " in said and "were already in use, by unknown lines" in said
         assert f"next: pyalloc live {pid}, or pyalloc attach {pid} --stop" in said
-        assert "ran no Python code" not in said
+        assert "was not running Python code" not in said
         wait_for_events(out)
         assert "already recorded" in pyalloc("attach", pid, "-o", out, expect=2)
         assert "already recorded" in pyalloc("attach", pid, "-o", two, expect=2)
@@ -194,7 +194,10 @@ def test_a_main_thread_that_waits(tmp_path: Path, more: str, wait: str) -> None:
     out = tmp_path / "out.pya"
     with running(IDLE.format(more=more, wait=wait)) as program:
         said = " ".join(pyalloc("attach", program.pid, "-o", out, "--wait", "5m").split())
-        assert "Its main thread ran no Python code, so it was begun beside that" in said
+        assert (
+            "The main thread was not running Python code, so the recording began from another"
+            in said
+        )
         pyalloc("attach", program.pid, "--stop")
         program.end()
     analysis = trace.analyse(out)
@@ -257,7 +260,7 @@ def test_a_process_that_has_not_used_cuda_yet(tmp_path: Path) -> None:
         assert child.stdin is not None and child.stdout is not None
         assert "It has not used CUDA yet" in pyalloc("attach", pid, "-o", out)
         assert "already waits for CUDA" in pyalloc("attach", pid, "-o", out, expect=2)
-        assert "has used no CUDA meanwhile" in pyalloc("attach", pid, "--stop")
+        assert "it never used CUDA" in pyalloc("attach", pid, "--stop")
         pyalloc("attach", pid, "-o", out)
         child.stdin.write("\n")
         child.stdin.flush()
@@ -299,7 +302,7 @@ def test_a_killed_process_leaves_what_was_recorded(tmp_path: Path) -> None:
         said = child.communicate(timeout=PATIENCE_S)[1]
     assert (
         child.returncode == 2
-        and f"was killed; what was recorded before: pyalloc report {part}" in said
+        and f"was killed; to see what was recorded: pyalloc report {part}" in said
     )
     assert trace.analyse(part).totals["peak_bytes"] > 0
 
@@ -330,6 +333,6 @@ recording.Recorder.drain = drain
 """
     with running(INSTALLED + full + TRAINING, **served("socket")) as program:
         said = pyalloc("attach", program.pid, "-o", out, "--duration", "1h", expect=2)
-        assert "ended its recording by itself, and told why on its standard error" in said
+        assert "ended its recording early and printed the reason on its standard error" in said
         assert f"pyalloc report {out}.part" in said and "was killed" not in said
         assert "the recording ends here: [Errno 28] No space left" in program.end()[1]

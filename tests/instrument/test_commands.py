@@ -81,7 +81,7 @@ def test_what_cannot_be_replayed_is_reported_without(plan: Plan) -> None:
     """A program has 4096 streams at most there."""
     path = on_streams(plan, 4097)
     told = pyalloc("report", path)
-    assert f"pyalloc report: without replays: {path}: more than 4096 streams or" in told
+    assert f"pyalloc report: the report has no replays: {path}: more than 4096 streams or" in told
     assert "peak allocated 4.00 GiB" in told
     assert (
         json.loads(pyalloc("report", path, "--json", "-q").partition("\n}")[0] + "}")["replay"]
@@ -181,7 +181,7 @@ def test_of_ranks_those_without_memory_are_left_out(plan: Plan, tmp_path: Path) 
     """A worker of torch.compile starts CUDA and allocates nothing."""
     path, worker = small_trace(plan), Plan(tmp_path / "out.123.pya").done()
     shown = pyalloc("report", worker, path)
-    assert "left out, without any allocation: out.123.pya" in shown
+    assert "left out because they hold no allocation: out.123.pya" in shown
     assert (
         "plan.pya: " in shown and "at the peak, by contributor" in shown and "odd one" not in shown
     )
@@ -194,7 +194,7 @@ def test_the_smallest_memory_is_rounded_up_and_an_error_while_recording_is_told(
     shown = pyalloc("replay", plan.done(), "--find-min", "--policy", "pyalloc")
     assert re.search(r"pyalloc +1,500 MiB +1,500 MiB", shown), shown  # 1.46 GiB would not be enough
     assert "ran out of memory while it was recorded" in shown
-    assert "A card also holds what is no tensor" in shown
+    assert "A card also has to hold the CUDA context" in shown
 
 
 def test_replay_says_when_nothing_fits(plan: Plan) -> None:
@@ -266,7 +266,7 @@ def test_a_run_that_records_nothing_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out.pya"
     child = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', '']); {}"
     told = pyalloc("run", "--record", out, sys.executable, "-c", child.format(""))
-    assert told.count("recorded: nothing, no process used CUDA") == 1 and str(out) in told
+    assert told.count("recorded nothing; no process used CUDA") == 1 and str(out) in told
     forked = child.format("os.fork() or sys.exit(); os.wait()")  # both leave in order
     assert pyalloc("run", "--record", out, sys.executable, "-c", forked).count("nothing") == 1
     made = child.format(f"open({str(tmp_path / 'out.rank1.pya')!r}, 'w')")
@@ -294,17 +294,25 @@ def test_what_a_setting_limits_is_not_ample(plan: Plan, capsys: pytest.CaptureFi
         (
             [*limited, "--policy", "pyalloc"],
             1,
-            "alive; pyalloc limited to 4.0 MiB by --conf policy",
+            "peak allocated 7.0 MiB; pyalloc limited to 4.0 MiB by --conf policy",
         ),
-        ([*limited, "--policy", "pyalloc", "--find-min"], 1, "does not complete at all"),
+        ([*limited, "--policy", "pyalloc", "--find-min"], 1, "does not complete with any size"),
         (
             [*limited, "--policy", "pyalloc", "--limit", "1GB"],
             1,
-            "alive; 1GB of memory, pyalloc limited to 4.0 MiB by --conf policy",
+            "peak allocated 7.0 MiB; 1GB of memory, pyalloc limited to 4.0 MiB by --conf policy",
         ),
-        (limited, 0, "alive; ample memory, pyalloc limited to 4.0 MiB by --conf policy"),
-        (["replay", path, "--find-min"], 0, "alive; ample memory policy"),
-        (["replay", path, "--policy", "native"], 0, "alive; ample memory policy"),
+        (
+            limited,
+            0,
+            "peak allocated 7.0 MiB; unlimited memory, pyalloc limited to 4.0 MiB by --conf policy",
+        ),
+        (["replay", path, "--find-min"], 0, "peak allocated 7.0 MiB; unlimited memory policy"),
+        (
+            ["replay", path, "--policy", "native"],
+            0,
+            "peak allocated 7.0 MiB; unlimited memory policy",
+        ),
     ):
         assert cli.main(words) == code, words
         out = capsys.readouterr().out
@@ -346,7 +354,7 @@ def test_what_a_trace_does_not_tell_is_said(
     for words in (["top", path, "-n", "-3"], ["sweep", path, "--workers", "-4"]):
         with pytest.raises(SystemExit):
             cli.main([str(word) for word in words])
-        assert "is not a number from 1 on" in capsys.readouterr().err
+        assert "is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_of_two_ranks_the_larger_is_the_odd_one(tmp_path: Path) -> None:

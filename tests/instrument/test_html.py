@@ -399,8 +399,8 @@ def test_several_steps_are_shown_block_by_block(plan: Plan, tmp_path: Path) -> N
     assert '"window":{"title":"The whole run",' in html.page(everything)
     for wrong, told in (
         ("4-9", "there is no step 9"),
-        ("3-1", "comes before"),
-        ("1-", "no steps N-M"),
+        ("3-1", "must not come after"),
+        ("1-", "nor steps N-M"),
     ):
         assert told in pyalloc("report", path, "-o", tmp_path / "x.html", "--step", wrong, expect=2)
     pyalloc("report", path, "-o", tmp_path / "x.html", "--step", "2-3", "-q")

@@ -105,7 +105,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
     while live.socket_path(pid).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert pyalloc("stats", pid, expect=2) == f"pyalloc stats: there is no process {pid}\n"
-    assert "-n counts lines of the program in a file" in pyalloc("stats", pid, "-n", 3, expect=2)
+    assert "-n is for files; of process" in pyalloc("stats", pid, "-n", 3, expect=2)
     assert "does not answer: `pyalloc attach " in pyalloc("stats", os.getpid(), expect=2)
 
 

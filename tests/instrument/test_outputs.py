@@ -70,17 +70,17 @@ def test_why_no_file_can_be_made_is_said(
     ):
         assert cli.main([str(word) for word in words]) == 2, words
         shown = " ".join("".join(capsys.readouterr()).split())
-        assert f"no file can be made in {path.parent}: {why}" in shown, words
+        assert f"cannot create a file in {path.parent}: {why}" in shown, words
 
 
 def test_what_is_written_is_what_the_name_says(plan: Plan, tmp_path: Path) -> None:
     path = small_trace(plan)
     told = pyalloc("report", path, "-o", tmp_path / "r.pdf", expect=2)
-    assert "no .pdf is written here, only text (.txt" in told and "a page (.html)" in told
+    assert "does not write .pdf, only text (.txt" in told and "a page (.html)" in told
     for command in ("top", "stats", "replay"):
         told = pyalloc(command, path, "-o", tmp_path / "r.html", expect=2)
-        assert "no .html is written here" in told and "page" not in told
-    assert "one of the two" in pyalloc(
+        assert "does not write .html" in told and "page" not in told
+    assert "asks for a page and --json for JSON" in pyalloc(
         "report", path, "--json", "-o", tmp_path / "r.html", expect=2
     )
     assert not list(tmp_path.glob("r.*"))

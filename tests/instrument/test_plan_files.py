@@ -27,7 +27,7 @@ def test_files(steps: Path, tmp_path: Path) -> None:
     made = planning.make(steps)
     assert planning.read(target) == made
     assert "--force overwrites it" in pyalloc("plan", steps, "-o", target, expect=2)
-    assert "is what is read" in pyalloc("plan", steps, "-o", steps, "--force", expect=2)
+    assert "is also an input" in pyalloc("plan", steps, "-o", steps, "--force", expect=2)
     data = json.loads(pyalloc("plan", steps, "-o", target, "--force", "--json", "-q"))
     assert [part["extent_bytes"] for part in data["devices"]] == [only(made).extent_bytes]
     assert set(data["replayed"]) == {"native", "expandable", "pyalloc", "planned"}
@@ -191,7 +191,7 @@ def test_plans_of_ranks_have_one_name(steps: Path, tmp_path: Path) -> None:
     assert follow.format(tmp_path / "b" / "out.rank1.plan") in one
     least = pyalloc("replay", whole[0], "--find-min", "--policy", "pyalloc")
     assert re.search(r"--devices 2 --allocator pyalloc torchrun --nproc-per-node 2 /my", least)
-    assert "It is one of 2 ranks, of which another may need more." in least
+    assert "This is one of 2 ranks; another may need more." in least
 
 
 def test_the_commands_that_advice_proposes_can_be_typed(steps: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_plan_of_little_of_what_ran_out_of_memory_is_not_proposed(plan: Plan) 
     plan.event("oom", bytes=1 << 30)
     path = plan.done()
     told = " ".join(pyalloc("plan", path).split())
-    assert "the plan is of 22.0 MiB of the 590.0 MiB that it held" in told
+    assert "the plan covers only 22.0 MiB of the 590.0 MiB that it held" in told
     assert told.endswith(f"next: pyalloc report {path}")
 
 
@@ -256,7 +256,7 @@ def test_a_replay_without_the_plan_it_was_given(steps: Path) -> None:
     target = steps.with_suffix(".plan")
     pyalloc("plan", steps, "-q")
     said = pyalloc("replay", steps, "--policy", "native", "--plan", target, expect=2)
-    assert "a plan is followed by pyalloc alone" in said
+    assert "only the policy pyalloc uses --plan" in said
     said = pyalloc("replay", steps, "--conf", "vmm:False", "--plan", target, expect=2)
     assert "vmm:False and a plan" in said
 
@@ -286,7 +286,7 @@ def test_plans_of_several_files_have_their_names(steps: Path, tmp_path: Path) ->
     for file in files:
         shutil.copy(steps, file)
     told = pyalloc("plan", *files, "-o", tmp_path / "x.plan", expect=2)
-    assert "-o is for one file" in told
+    assert "-o works with one file only" in told
     rows = json.loads(pyalloc("plan", *files, "--json", "-q"))
     assert [row["plan"] for row in rows] == [str(tmp_path / f"{name}.plan") for name in "ab"]
     assert planning.read(tmp_path / "a.plan") == planning.read(tmp_path / "b.plan")
@@ -310,7 +310,7 @@ def test_a_plan_that_needs_more_is_told(
     assert cli.main(["plan", str(steps)]) == 0
     out, err = capsys.readouterr()
     is_told = more > 2 * MIB  # a page more or less is chance
-    assert ("Without the plan it needs less: leave it out" in out) == is_told
+    assert ("The program needs less memory without the plan" in out) == is_told
     assert ("next: pyalloc run --plan" not in err) == is_told
     assert "next: pyalloc run" in err
 

@@ -74,7 +74,7 @@ def test_what_begins_after_the_last_step_is_its_end(plan: Plan) -> None:
     out = pyalloc("diff", path, "--steps", "3", "6", "-q")
     assert out.startswith("step 3: 0 bytes; the end of step 5: 3.0 MiB, 3.0 MiB more. ")
     out = " ".join(pyalloc("diff", path, "--steps", "3", "7", expect=2).split())
-    assert "there is no step 7; steps go from 3 to 5, and 6 stands for the end of the last" in out
+    assert "there is no step 7; steps go from 3 to 5; 6 means the end of the last one" in out
 
 
 def test_lines_of_alike_names_are_told_apart(plan: Plan, tmp_path: Path) -> None:

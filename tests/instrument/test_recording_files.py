@@ -165,7 +165,7 @@ def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, 
     mine.write_text("mine")
     for command in ("dryrun", "run"):
         told = pyalloc(command, "--record", out, sys.executable, "-c", "", expect=2)
-        assert f"{mine} exists; --force overwrites it" in told
+        assert f"{mine} already exists; --force overwrites it" in told
     if recorded.beside(out) == mine:
         with pytest.raises(UsageError, match=r"out\.oom\.txt exists"):
             recording.check(out, "python", force=False)

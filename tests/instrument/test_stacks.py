@@ -93,7 +93,7 @@ def test_the_tree_is_turned_over(plan: Plan) -> None:
     plan.event("alloc", addr=9 << 30, bytes=6 * MIB, stack=stack)
     planted(plan)
     out = pyalloc("top", plan.path, "--by", "stack", "--invert")
-    assert out.splitlines()[0] == "at the peak (69.0 MiB), by stack, the line that asked first"
+    assert out.splitlines()[0] == "at the peak (69.0 MiB), by stack, inverted"
     assert told(out) == [
         "(no stack)",
         "me/a.py:3 make",
@@ -122,7 +122,7 @@ def test_the_tree_is_turned_over(plan: Plan) -> None:
     ]
     for words in ((), ("--by", "stack", "--over-time")):
         refused = pyalloc("top", plan.path, "--invert", *words, expect=2)
-        assert "--invert turns the tree of --by stack" in refused
+        assert "--invert needs --by stack" in refused
 
 
 def test_functions_hold_what_they_led_to(plan: Plan) -> None:
@@ -173,7 +173,9 @@ def test_a_leak_is_told_with_who_called(plan: Plan, file: str, every: int) -> No
     callers = [line.strip() for line in out.splitlines() if "called by" in line]
     known = ["called by me/a.py:4 keep", "called by me/a.py:9 train"]
     assert callers == (known if file == "/me/a.py" else known[1:])
-    assert ("+1.0 MiB a step" in out) is (every == 1) and ("+2.0 MiB in all" in out) is (every > 1)
+    assert ("+1.0 MiB per step" in out) is (every == 1) and ("+2.0 MiB in all" in out) is (
+        every > 1
+    )
     told = json.loads(pyalloc("top", plan.path, "--over-time", "--json", "-q"))
     grown = told["growth" if every == 1 else "jumps"]
     assert grown[0]["calls"][:2] == ["me/a.py:9 train", "me/a.py:4 keep"]

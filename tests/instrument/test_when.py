@@ -32,9 +32,7 @@ def test_a_step_is_where_it_begins(plan: Plan) -> None:
     assert "as step 6 begins, by line\n     1.0 MiB 100.0 %" in pyalloc(
         "top", path, "--at", "step:6"
     )
-    assert "there is no such step; steps go from 5 to 7" in pyalloc(
-        "top", path, "--at", "step:9", expect=2
-    )
+    assert "no such step; steps go from 5 to 7" in pyalloc("top", path, "--at", "step:9", expect=2)
     assert "as step 7 begins: events" in pyalloc("events", path, "--at", "step:7")
 
 
@@ -70,11 +68,11 @@ def test_what_was_allocated_since_a_moment_and_is_still_held(plan: Plan) -> None
 def test_since_where_nothing_is_left_or_asked_for_backwards(plan: Plan) -> None:
     path = steps_of_three(plan)
     for words, told in (
-        (["--since", "12"], "nothing that is held at the end was allocated since 12"),
+        (["--since", "12"], "nothing held at the end was allocated since 12"),
         (["--since", "step:7", "--at", "step:6"], "--since step:7 is later than --at step:6"),
-        (["--since", "soon"], "--since takes peak, end, oom, step:N as it begins"),
-        (["--since", "step:6", "--over-time"], "--since is of what a moment holds"),
-        (["--since", "step:6", "--by", "pool"], "--since is of what a moment holds"),
+        (["--since", "soon"], "--since takes peak, end, oom, step:N (its beginning)"),
+        (["--since", "step:6", "--over-time"], "--since cannot be combined with"),
+        (["--since", "step:6", "--by", "pool"], "--since cannot be combined with"),
     ):
         out = " ".join(pyalloc("top", path, *words, expect=2).split())
         assert told in out, out

@@ -431,11 +431,11 @@ def test_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     pid = str(os.getppid())
     assert "exists" in said(capsys, pid, "-o", "old.pya")
     assert "there is no folder" in said(capsys, pid, "-o", "none/out.pya")
-    assert "without -o and --duration" in said(capsys, pid, "--stop", "-o", "new.pya")
+    assert "leave out -o, --duration" in said(capsys, pid, "--stop", "-o", "new.pya")
     for wrong in ("soon", "0s", "-1s", "8000h"):
         with pytest.raises(SystemExit):
             cli.main(["attach", pid, f"--duration={wrong}"])
-        assert "is no time like 60s" in capsys.readouterr().err
+        assert "is not a duration; write for example 60s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_what_could_not_be_begun_is_told_to_who_ends_it(capsys: pytest.CaptureFi
         raise OSError(errno.ENOSPC, "the disk is full")
 
     attached._start_with_cuda(waiting(), SimpleNamespace(begin=begin))  # type: ignore[arg-type]
-    assert "this process is not recorded: [Errno 28] the disk" in capsys.readouterr().err
+    assert "this process is not being recorded: [Errno 28] the disk" in capsys.readouterr().err
     assert attached.state() is None
     why = "its recording to out.pya ended by itself: [Errno 28] the disk is full"
     assert attached.answer({"attach": "end"}) == {"error": why}

@@ -582,5 +582,5 @@ def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
         env={"PYALLOC_HOSTCUDA_FAIL": "every:cuMemSetAccess:801"},
     )
     assert "an allocation of 1 MiB works" in done.stdout
-    assert "it came from cudaMalloc" in done.stdout
+    assert "the memory came from cudaMalloc" in done.stdout
     assert [line for line in done.stdout.splitlines()[1:] if len(line) > 80] == []
