@@ -36,10 +36,10 @@ def use(*libraries: str) -> None:
     """
     for name in libraries:
         if name not in tuple(_ADAPTERS):  # a list of names has no hash
-            raise ConfigError(f"no library {name!r} is known here, only {', '.join(_ADAPTERS)}")
+            raise ConfigError(f"there is no adapter for {name!r}, only for {', '.join(_ADAPTERS)}")
     if not _core.is_created():
         raise InstallError(
-            "pyalloc is not installed, so it has no memory to give: call pyalloc.install() first"
+            "pyalloc is not installed, so it has no memory to hand out; call pyalloc.install() first"
         )
     for name, library in [(name, importlib.import_module(name)) for name in libraries]:
         _ADAPTERS[name](library)
@@ -123,7 +123,7 @@ def _adapt_numba(_numba: Any) -> None:
 
     if any(device.primary_context is not None for device in gpus.lst):
         raise InstallError(
-            "numba has used a device already and keeps the memory manager it has: "
+            "numba has already used a device and cannot change its memory manager any more; "
             'call pyalloc.adapters.use("numba") before its first CUDA call'
         )
 
@@ -154,7 +154,7 @@ def _adapt_numba(_numba: Any) -> None:
         def get_ipc_handle(self, memory: Any) -> Any:
             """Not possible: a block may lie on several of the driver's allocations."""
             raise NotImplementedError(
-                "memory of pyalloc has no single IPC handle: send it as a tensor by torch.multiprocessing "
+                "pyalloc's memory has no single IPC handle; send it as a tensor through torch.multiprocessing "
                 "(torch.as_tensor(array, device='cuda'))"
             )
 

@@ -45,7 +45,7 @@ def end(pid: int, *, wait_s: float, tell: Callable[[str], object]) -> dict[str, 
     """
     process = processes.find(pid)
     if not process.has_pyalloc:
-        raise UsageError(f"process {pid} is not recorded: pyalloc is not in it")
+        raise UsageError(f"process {pid} is not being recorded: pyalloc is not loaded in it")
     return _ask(process, {"attach": "end"}, wait_s, tell)
 
 

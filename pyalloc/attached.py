@@ -59,7 +59,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 return _begin(request)
             if request.get("attach") == "end":
                 return _end()
-        return {"error": "it does not know what is asked: it runs another version of pyalloc"}
+        return {"error": "it runs another version of pyalloc and does not understand the request"}
     except PyallocError as error:
         return {"error": str(error)}
     except Exception as error:  # of torch's, say
@@ -108,21 +108,23 @@ def _begin(request: dict[str, Any]) -> dict[str, Any]:
 def _check_free() -> None:
     _current[:] = [each for each in _current if not _is_over(each)]
     for each in _current:
-        waits = "already waits for CUDA, to be recorded"
-        what = waits if each.recorder is None else "is already recorded"
-        raise UsageError(f"it {what} to {each.path}; pyalloc attach {os.getpid()} --stop ends that")
+        waits = "will already be recorded once it uses CUDA,"
+        what = waits if each.recorder is None else "is already being recorded"
+        raise UsageError(
+            f"it {what} to {each.path}; to end that: pyalloc attach {os.getpid()} --stop"
+        )
     path = recording.active_path()
     if path is not None:
         raise UsageError(
-            f"it is already recorded, to {path}, as its program or `pyalloc run --record` asked; "
-            "what is there so far can be read at any time"
+            f"it is already being recorded to {path}, at the request of its program or `pyalloc run --record`; "
+            "you can read what is there so far at any time"
         )
 
 
 def _torch() -> Any:
     if "torch" not in sys.modules:
         raise UsageError(
-            "it has not imported torch, so there is nothing of CUDA to record; attach once it has, or start it with "
+            "it has not imported torch, so there is no CUDA memory to record; attach once it has, or start it with "
             "`pyalloc run --record out.pya`"
         )
     torch = importlib.import_module("torch")  # waits where that is under way
@@ -160,7 +162,7 @@ def _start_with_cuda(attached: _Attached, recorder: recording.Recorder) -> None:
         _follow(attached, recorder)
     except Exception as error:
         attached.error = str(error)
-        print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
+        print(f"pyalloc: this process is not being recorded: {error}", file=sys.stderr)
 
 
 def _end_after(attached: _Attached, duration_s: float | None) -> None:
@@ -193,15 +195,15 @@ def _end() -> dict[str, Any]:
         path = recording.active_path()
         if path is not None:
             raise UsageError(
-                f"its recording, to {path}, was begun by its program or `pyalloc run --record`, not "
-                "from outside: it ends with the program; what is there so far can be read at any time"
+                f"its recording to {path} was started by its program or `pyalloc run --record`, not by pyalloc "
+                "attach, so it ends with the program; you can read what is there so far at any time"
             )
-        raise UsageError("it is not recorded")
+        raise UsageError("it is not being recorded")
     attached = _current[0]
     if _is_over(attached):
         _current.remove(attached)
-        why = attached.error or "it told why on its standard error"
-        raise UsageError(f"its recording to {attached.path} ended by itself: {why}")
+        why = attached.error or "the reason is on its standard error"
+        raise UsageError(f"its recording to {attached.path} ended early: {why}")
     _stop(attached)
     return {"path": str(attached.path), "waits": attached.recorder is None}
 

@@ -49,7 +49,9 @@ def _harmless(look: Callable[..., None]) -> Callable[..., None]:
             look(marks, *args)
         except Exception as error:
             marks.is_blind = True
-            why = "what blocks hold is not recorded any more, a module or optimizer raised"
+            why = (
+                "categories of blocks are no longer recorded, because a module or optimizer raised"
+            )
             print(f"pyalloc: {why} {error!r}", file=sys.stderr)
 
     return call

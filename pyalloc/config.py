@@ -20,7 +20,7 @@ except ImportError as error:
     what_next = (
         "to use an installed pyalloc, start Python in another folder; to use this one, build it: pip install -e ."
         if os.path.isdir(here)
-        else "it cannot be loaded out of a zip file: install pyalloc with pip, or unpack the file into a folder"
+        else "it cannot be loaded from a zip file: install pyalloc with pip, or unpack the file into a folder"
     )
     raise ImportError(f"pyalloc's C part is not in {here}: {what_next}") from error
 else:
@@ -39,8 +39,8 @@ CUBLAS_NOTES = {"Cublas": CUBLAS_BYTES, "CublasLt": CUBLASLT_BYTES}  # by torch'
 
 # What a plan needs, and why.
 _PLANNED = (
-    ("vmm", "True", "places are in pages"),
-    ("roundup_power2_divisions", "0", "a plan has the sizes that are asked for"),
+    ("vmm", "True", "plans place blocks in pages"),
+    ("roundup_power2_divisions", "0", "plans hold requests by their exact size"),
 )
 
 Value = str | int | float | bool
@@ -72,7 +72,9 @@ def option_text(options: dict[str, Value]) -> str:
     """
     for name, value in options.items():
         if "," in str(value):
-            raise ConfigError(f"option {name!r} cannot be {value!r}: a value has no comma")
+            raise ConfigError(
+                f"option {name!r} cannot be {value!r}: values must not contain commas"
+            )
     return ",".join(
         f"{name}:{str(value).lower() if isinstance(value, bool) else value}"
         for name, value in options.items()
@@ -87,7 +89,7 @@ def _plan_file(plan: object) -> str:
     """
     name = files.name_of(plan)
     if name is None:
-        raise ConfigError(f"plan is a file that `pyalloc plan` wrote, not {plan!r}")
+        raise ConfigError(f"plan must name a file that `pyalloc plan` wrote, not {plan!r}")
     return name
 
 
@@ -125,7 +127,9 @@ class Config:
         for name, needed, why in _PLANNED if self.plan else ():
             value = next(option.value for option in rows if option.name == name)
             if value != needed:
-                raise ConfigError(f"{name}:{value} and a plan: {why}; leave one of the two out")
+                raise ConfigError(
+                    f"{name}:{value} cannot be combined with a plan, because {why}; leave one of them out"
+                )
 
     @classmethod
     def of(cls, *, plan: str | os.PathLike[str] | None = None, **options: Value) -> Config:

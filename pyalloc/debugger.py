@@ -90,14 +90,14 @@ def ask(
 def _gdb() -> str:
     if platform.machine() != "x86_64":  # the registers that _script() names
         raise UsageError(
-            "it was not started with `pyalloc run`, so a debugger has to open it, which is possible on x86-64 alone: "
-            "start the program with `pyalloc run`"
+            "the process was not started with `pyalloc run`, so a debugger would have to enter it, which works on "
+            "x86-64 only; start the program with `pyalloc run`"
         )
     found = shutil.which("gdb")
     if found is None:
         raise UsageError(
-            "it was not started with `pyalloc run`, so a debugger has to open it, and gdb is not here: apt install "
-            "gdb (or dnf, conda), or start the program with `pyalloc run`"
+            "the process was not started with `pyalloc run`, so a debugger has to enter it, but gdb is not installed: "
+            "apt install gdb (or dnf, conda), or start the program with `pyalloc run`"
         )
     return found
 
@@ -170,8 +170,8 @@ def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
         said, _ = child.communicate(timeout=_GDB_S)
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"gdb (process {child.pid}) has had process {process.pid} for {_GDB_S:.0f} s: it waits for a thread there. "
-            f"It is left to itself, for the program would not outlive its end; kill -INT {child.pid} gives up"
+            f"gdb (process {child.pid}) has been in process {process.pid} for {_GDB_S:.0f} s, waiting for a thread. It "
+            f"is left running, because killing it would kill the program; to give up: kill -INT {child.pid}"
         ) from None
     if _DONE not in said:
         raise UsageError(_why_not(process, said))
@@ -181,19 +181,19 @@ def _why_not(process: Process, said: str) -> str:
     """In words, and with what to do."""
     pid = process.pid
     if processes.has_ended(pid):
-        return f"process {pid} has ended meanwhile"
+        return f"process {pid} has ended in the meantime"
     other = processes.tracer(pid)
     if other:
-        return f"process {pid} is held by another debugger (process {other}); end that first"
+        return f"another debugger (process {other}) is attached to process {pid}; end it first"
     if _CANNOT_WRITE in said:
         return (
-            f"this gdb cannot write all registers of this processor, so nothing was called in process {pid}, which "
-            "goes on as it was: gdb 14 or newer can (`gdb --version`), or start the program with `pyalloc run`"
+            f"this gdb cannot write all registers of this processor. Process {pid} was left as it was. Use gdb 14 or "
+            "newer (`gdb --version` shows yours), or start the program with `pyalloc run`, which needs no debugger"
         )
     if "not permitted" in said or "ptrace" in said:
-        return f"gdb is not let into process {pid}: {_leave()}"
+        return f"gdb may not attach to process {pid}: {_leave()}"
     lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
-    return f"gdb could not call into process {pid}; the last it said: {lines[-1]}"
+    return f"gdb could not call into process {pid}; its last line of output: {lines[-1]}"
 
 
 def _leave() -> str:
@@ -205,12 +205,12 @@ def _leave() -> str:
         scope = "0"
     if scope in ("1", "2"):
         return (
-            f"kernel.yama.ptrace_scope is {scope}. `sudo sysctl kernel.yama.ptrace_scope=0` lets it in, until the next "
-            f"start of the machine, and every process of yours into the others; {other}"
+            f"kernel.yama.ptrace_scope is {scope}. Run `sudo sysctl kernel.yama.ptrace_scope=0`, which until the next "
+            f"reboot lets each of your processes attach to the others, {other}"
         )
     if scope == "3":
-        return f"kernel.yama.ptrace_scope is 3, until the next start of the machine; {other}"
-    return f"in a container it needs --cap-add SYS_PTRACE (Kubernetes: capabilities, SYS_PTRACE); {other}"
+        return f"kernel.yama.ptrace_scope is 3, which only a reboot can change. Reboot, {other}"
+    return f"in a container this needs --cap-add SYS_PTRACE (Kubernetes: capabilities, SYS_PTRACE). Add it, {other}"
 
 
 def _awaited(
@@ -234,13 +234,13 @@ def _awaited(
                 return connection
             connection.close()
         if not processes.is_there(process.pid):
-            raise UsageError(f"process {process.pid} has ended meanwhile")
+            raise UsageError(f"process {process.pid} has ended in the meantime")
         now = time.monotonic()
         number, words = processes.doing(process.pid)
         if now - begin > wait_s:
             raise UsageError(
-                f"process {process.pid} has run no Python code of its main thread for {wait_s:.0f} s: {words}. Nothing "
-                "was begun, and nothing will be. Try again, or for longer: --wait 600"
+                f"the main thread of process {process.pid} has run no Python code for {wait_s:.0f} s: {words}. No "
+                "recording was started, and none will be. Try again, or wait longer: --wait 600"
             )
         if now > direct_from and number >= 0:
             _call(gdb, process, folder, direct=True)
@@ -258,11 +258,11 @@ def _asked(connection: socket.socket, process: Process, request: dict[str, Any])
         found: dict[str, Any] = json.loads(received(connection).partition(b"\n")[2])
     except TimeoutError:
         raise UsageError(
-            f"process {process.pid} was asked, and has not answered for {_ANSWER_S:.0f} s; `pyalloc live "
-            f"{process.pid}` tells whether it came to it"
+            f"process {process.pid} got the request but has not answered for {_ANSWER_S:.0f} s; `pyalloc live "
+            f"{process.pid}` shows whether it acts on it later"
         ) from None
     except (OSError, ValueError):
         if processes.has_ended(process.pid):
-            raise UsageError(f"process {process.pid} has ended meanwhile") from None
-        raise UsageError(f"process {process.pid} ended the conversation; try again") from None
+            raise UsageError(f"process {process.pid} has ended in the meantime") from None
+        raise UsageError(f"process {process.pid} closed the connection; try again") from None
     return found

@@ -25,8 +25,8 @@ def index_of(device: Device = None) -> int:
         import torch
     except ModuleNotFoundError as error:
         raise AllocatorError(
-            "pyalloc is not installed: there is no PyTorch in this Python, whose allocator it could replace; "
-            "traces and snapshots are read without it (pyalloc --help)"
+            "pyalloc is not installed, because this Python has no PyTorch; commands that only read traces and "
+            "snapshots work without it (pyalloc --help)"
         ) from error
 
     current = int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
@@ -50,7 +50,7 @@ def _index_of_name(device: Any, current: int) -> int:
         named = None
     if named is None or named.type != "cuda":
         raise ConfigError(
-            f"{device!r} is no CUDA device; give its number, or a text such as 'cuda:1'"
+            f"{device!r} is not a CUDA device; give its number, or a string such as 'cuda:1'"
         )
     return current if named.index is None else named.index
 

@@ -224,11 +224,11 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
     """
     if options.allocator not in ALLOCATORS:
         raise UsageError(
-            f"--allocator is one of {', '.join(ALLOCATORS)}, not {options.allocator!r}"
+            f"--allocator must be one of {', '.join(ALLOCATORS)}, not {options.allocator!r}"
         )
     if not 1 <= options.devices <= console.ON_ONE_MACHINE:
         raise UsageError(
-            f"--devices is a number from 1 to {console.ON_ONE_MACHINE}, not {options.devices}"
+            f"--devices must be from 1 to {console.ON_ONE_MACHINE}, not {options.devices}"
         )
     command = launching.command("dryrun", None, options.command)
     if options.allocator == "pyalloc":
@@ -246,8 +246,8 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
     absent = hostcuda.missing(torch)
     if absent:
         print(
-            f"pyalloc dryrun: PyTorch {torch.version} imports {len(absent)} CUDA entry points that are not provided; "
-            f"calling one gives an error: {', '.join(absent)}",
+            f"pyalloc dryrun: PyTorch {torch.version} imports {len(absent)} CUDA functions that a dry run does not "
+            f"provide; calling one of them is an error: {', '.join(absent)}",
             file=sys.stderr,
         )
     with _folder() as folder:

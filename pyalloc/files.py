@@ -23,7 +23,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
             raise FileExistsError(
-                errno.EEXIST, "it is no plain file and would be replaced", str(path)
+                errno.EEXIST, "not a regular file, and would be replaced", str(path)
             )
     try:  # mkstemp opens with O_EXCL and O_NOFOLLOW, and mode 0600.
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)

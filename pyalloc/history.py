@@ -56,8 +56,8 @@ def _is_held() -> bool:
     if _history.is_held and not _history.has_told:
         _history.has_told = True
         logging.getLogger("pyalloc").warning(
-            "torch.cuda.memory._record_memory_history() changes nothing while pyalloc records; the recording has all "
-            "events, and snapshots those of the last half second"
+            "torch.cuda.memory._record_memory_history() has no effect while pyalloc records; the recording has all "
+            "events, and snapshots have those of the last half second"
         )
     return _history.is_held
 

@@ -68,8 +68,8 @@ def find_torch(python: str) -> Torch:
     if not folder:
         other = _other_with_torch(python)
         raise HostCudaError(
-            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch, or name a Python "
-            f"that has it{f': {other}' if other else ' before the program'}"
+            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch, or start the "
+            f"program with a Python that has it{f': {other}' if other else ''}"
         )
     return _describe(Path(folder))
 
@@ -87,11 +87,11 @@ def _folder_of_torch(python: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise HostCudaError(
-            f"{python} did not tell within {_ANSWER_S} s where its PyTorch is: does it start at all?"
+            f"{python} did not say within {_ANSWER_S} s where its PyTorch is; check that this Python starts at all"
         ) from None
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise HostCudaError(f"{python} could not be asked for its PyTorch: {said}")
+        raise HostCudaError(f"could not find out which PyTorch {python} has: {said}")
     return str(json.loads(done.stdout.strip().splitlines()[-1]) or "")
 
 
@@ -145,8 +145,8 @@ def preloads(major: int, *, zeros: bool = False) -> list[Path]:
     if not (LIBRARIES / names[1]).exists():
         have = sorted(path.name for path in LIBRARIES.glob("libcudart.so.*"))
         raise HostCudaError(
-            f"this PyTorch needs libcudart.so.{major}; the runtime has {', '.join(have)}. "
-            "Try a PyTorch built for one of these."
+            f"this PyTorch needs libcudart.so.{major}, but the host-memory runtime has only {', '.join(have)}. "
+            "Use a PyTorch built for one of these."
         )
     names += ["libpya_zeros.so"] * zeros
     absent = [name for name in names if not (LIBRARIES / name).exists()]
@@ -166,8 +166,8 @@ def check_addresses() -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY and most < _ADDRESSES:
         raise HostCudaError(
-            f"this process may have {most / 2**30:.1f} GiB of addresses, a device of a dry run needs "
-            f"{_ADDRESSES >> 30} and more, which takes no memory; lift the limit: {LIFT}"
+            f"this process is limited to {most / 2**30:.1f} GiB of address space, and each device of a dry run needs "
+            f"{_ADDRESSES >> 30} GiB or more (addresses only, not memory); lift the limit: {LIFT}"
         )
 
 
@@ -205,8 +205,8 @@ def environment(
         libraries.symlink_to(LIBRARIES)
     if _is_cut(libraries):
         raise HostCudaError(
-            f"the dynamic loader cannot preload libraries from a path with a space or a colon: {LIBRARIES}; "
-            "install pyalloc in a folder without one, or name a temporary one: TMPDIR=/tmp"
+            f"the dynamic loader cannot preload libraries from a path with a space or a colon: {LIBRARIES}; install "
+            "pyalloc in a folder without them, or set TMPDIR to a folder without them, such as TMPDIR=/tmp"
         )
     paths = [str(libraries / path.name) for path in found]
     before = [part for part in env.get("LD_PRELOAD", "").replace(" ", ":").split(":") if part]

@@ -24,19 +24,19 @@ _NO_TORCH = "torch is not installed"
 _NO_CUDA = "this torch was built without CUDA"
 _INSTALL = "install the CUDA build: pip install torch"
 _THEN = {  # what can be done about it
-    NO_DEVICE: "to try a program without one: pyalloc dryrun python your_script.py",
+    NO_DEVICE: "to try a program without a GPU: pyalloc dryrun python your_script.py",
     _NO_TORCH: _INSTALL,
     _NO_CUDA: _INSTALL,
 }
 _TOO_LATE = (
-    "CUDA was already used in this process (torch.cuda.init() is enough), so torch's own allocator cannot be replaced. "
-    "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
+    "CUDA was already used in this process (torch.cuda.init() is enough), so torch's allocator cannot be replaced any "
+    "more. Call pyalloc.install() before the first CUDA call (right after `import torch`), "
     "or start the program with `pyalloc run python your_script.py`; in a notebook restart the kernel first."
 )
 _NCCL_GRAPHS = "NCCL_GRAPH_REGISTER"  # read when a collective is captured first
 _NOT_OURS = (
-    "another allocator was given to torch before (torch.cuda.memory.change_current_allocator, as RMM does), and there "
-    "is one per process. Leave that out, or do not install pyalloc."
+    "torch already has another allocator (set with torch.cuda.memory.change_current_allocator, as RMM does), and a "
+    "process can have only one. Remove that call, or do not install pyalloc."
 )
 
 
@@ -90,7 +90,7 @@ class Status:
         lines += [f"replaced: {', '.join(self.replaced)}"] if self.replaced else []
         if self.installed and self.without_effect:
             asked = ", ".join(f"{name}={key}:{value}" for name, key, value in self.without_effect)
-            lines.append(f"of torch's own allocator, so of no effect here: {asked}")
+            lines.append(f"settings of torch's own allocator, without effect here: {asked}")
         return lines
 
     __repr__ = __str__
@@ -161,7 +161,7 @@ def install(*, plan: str | os.PathLike[str] | None = None, **options: Value) -> 
     """
     if not _core.is_main_interpreter():
         raise InstallError(
-            "pyalloc is installed from the main interpreter, for the whole process; this is a subinterpreter"
+            "this is a subinterpreter; install pyalloc from the main interpreter, for the whole process"
         )
     try:
         _install(Config.of(plan=plan, **options))
@@ -266,12 +266,12 @@ def _uninstall() -> None:
         return
     if _is_in_use():
         raise InstallError(
-            "CUDA is in use, so tensors live in pyalloc's memory and it cannot be removed any more. "
+            "CUDA is in use, and tensors may live in pyalloc's memory, so it cannot be removed any more. "
             "Start a new process without pyalloc instead."
         )
     if not _core.torch_detach():
         raise InstallError(
-            "torch's own allocator was not found again. Start a new process without pyalloc instead."
+            "torch's own allocator could not be restored. Start a new process without pyalloc instead."
         )
     _forget()
     _state.reason = "uninstalled"
@@ -380,8 +380,8 @@ def check_torch_settings() -> None:
     for name, key, value in _torch_settings():
         if key == "backend":
             raise InstallError(
-                f"{name} asks for backend:{value}, which cannot be combined with pyalloc. Remove it, or do not "
-                "install pyalloc."
+                f"{name} sets backend:{value}, which cannot be combined with pyalloc. Remove it, or do not install "
+                "pyalloc."
             )
 
 
@@ -414,9 +414,9 @@ def _tell_of_settings(config: Config) -> None:
         try:
             how = Config(f"{key}:{value}").text
         except ConfigError:  # the same name, another form
-            how = f"{key}:... (`pyalloc doctor` says what it may be)"
+            how = f"{key}:... (`pyalloc doctor` lists the values)"
         logging.getLogger("pyalloc").warning(
-            f"{name}={key}:{value} is for torch's own allocator; pyalloc is told with {ENVIRONMENT}={how}"
+            f"{name}={key}:{value} sets torch's own allocator only; for pyalloc set {ENVIRONMENT}={how}"
         )
 
 
@@ -430,8 +430,8 @@ def _register(torch: Any) -> None:
         _register_as_known(torch)
     except (AttributeError, TypeError) as error:
         raise InstallError(
-            f"torch {torch.__version__} takes other allocators in a way that this pyalloc does not know ({error}). "
-            "Get a newer pyalloc, or a torch that it was tried with (its README names them)."
+            f"this pyalloc does not know how torch {torch.__version__} accepts other allocators ({error}). "
+            "Use a newer pyalloc, or a torch version that its README lists."
         ) from error
 
 
@@ -450,7 +450,7 @@ def _register_as_known(torch: Any) -> None:
         memory.change_current_allocator(allocator)
     except RuntimeError as error:
         is_theirs = torch.cuda.get_allocator_backend() == "pluggable"
-        why = _NOT_OURS if is_theirs else f"torch refused another allocator: {error}. {_TOO_LATE}"
+        why = _NOT_OURS if is_theirs else f"torch rejected the allocator: {error}. {_TOO_LATE}"
         raise InstallError(why) from error
     # Never let go of: older torch forgets the allocator at exit, and then frees what no other process received by it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
@@ -470,8 +470,8 @@ def _prepare_compiler() -> None:
             config.triton.cudagraph_trees = False
             _state.plain_graphs = True
             logging.getLogger("pyalloc").warning(
-                "torch.compile uses plain CUDA graphs under pyalloc (torch._inductor.config.triton.cudagraph_trees "
-                "is off); set it again only without pyalloc"
+                "torch.compile uses plain CUDA graphs under pyalloc: torch._inductor.config.triton.cudagraph_trees "
+                "was switched off and must stay off"
             )
 
     after_import(name, use_plain_graphs)

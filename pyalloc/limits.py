@@ -80,18 +80,18 @@ def set_limit(
     wanted = 0 if bytes is None else _bytes(bytes)
     if bytes is not None and wanted == 0:
         raise ConfigError(
-            "a limit of 0 bytes would refuse every request; None takes the limit away"
+            "a limit of 0 bytes would refuse every request; pass None to remove the limit"
         )
     if pool is None:
         _core.set_limit(index, soft, wanted)
         return
     if soft:
-        raise ConfigError("a pool has hard limits only: leave out soft=True")
+        raise ConfigError("pools have hard limits only; leave out soft=True")
     try:
         first, second = map(operator.index, getattr(pool, "id", pool))
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{pool!r} is no pool: give a torch.cuda.MemPool or its id (`with pyalloc.pool() as pool:` gives one)"
+            f"{pool!r} is not a pool; pass a torch.cuda.MemPool or its id (`with pyalloc.pool() as pool:` makes one)"
         ) from None
     _core.pool_set_limit(index, (first, second), wanted)
 
@@ -160,7 +160,7 @@ def on_pressure(callback: Callback) -> PressureHandle:
         TypeError: the callback cannot be called.
     """
     if not callable(callback):
-        raise TypeError(f"on_pressure() takes a function of (device, bytes), not {callback!r}")
+        raise TypeError(f"on_pressure() needs a function of (device, bytes), not {callback!r}")
 
     def call(device: int, bytes: int) -> bool:
         return callback(device, bytes) is not False
@@ -174,7 +174,7 @@ def _bytes(size: Size) -> int:
         checked = Config(option_text({"limit": size}))
     except ConfigError:
         raise ConfigError(
-            f"{size!r} is no size: give a number of bytes or a text such as '512MB' or '2GiB'"
+            f"{size!r} is not a size; pass a number of bytes or a string such as '512MB' or '2GiB'"
         ) from None
     return int(next(option.value for option in checked.options if option.name == "limit"))
 

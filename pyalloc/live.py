@@ -233,8 +233,8 @@ class BusyError(UsageError):
 
 def _busy(pid: int, within_s: float) -> str:
     return (
-        f"process {pid} listens, but has not answered for {within_s:.0f} s: it is stopped, or busy in C code that lets "
-        "no other Python code run. Try again"
+        f"process {pid} has not answered for {within_s:.0f} s: it is stopped, or busy in C code that lets no other "
+        "Python code run. Try again"
     )
 
 
@@ -252,8 +252,8 @@ def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
         if isinstance(error, TimeoutError):
             raise BusyError(_busy(pid, _TIMEOUT_S)) from None
         raise UsageError(
-            f"process {pid} does not answer: `pyalloc attach {pid}` lets it, and so does to start it with `pyalloc "
-            "run`, or to run in it `import pyalloc.live; pyalloc.live.serve()`"
+            f"process {pid} cannot be watched yet: run `pyalloc attach {pid}`, or start the program with `pyalloc "
+            "run`, or let it run `import pyalloc.live; pyalloc.live.serve()`"
         ) from None
 
 
@@ -268,11 +268,11 @@ def request(pid: int, what: dict[str, Any], within_s: float) -> dict[str, Any] |
     except (FileNotFoundError, ConnectionRefusedError):
         return None
     except TimeoutError:
-        raise BusyError(f"{_busy(pid, within_s)}, or for longer: --wait 300") from None
+        raise BusyError(f"{_busy(pid, within_s)}, or wait longer: --wait 300") from None
     except (OSError, ValueError) as error:
         if processes.has_ended(pid):
-            raise UsageError(f"process {pid} has ended meanwhile") from None
-        raise UsageError(f"process {pid} does not answer as it should: {error}") from None
+            raise UsageError(f"process {pid} has ended in the meantime") from None
+        raise UsageError(f"process {pid} sent an answer that makes no sense: {error}") from None
     if "devices" in found:
         raise UsageError(
             f"process {pid} runs another version of pyalloc, which cannot be attached to"
@@ -283,7 +283,7 @@ def request(pid: int, what: dict[str, Any], within_s: float) -> dict[str, Any] |
 def _exchange(pid: int, wanted: bytes, within_s: float) -> dict[str, Any]:
     path = socket_path(pid)
     if path.lstat().st_uid not in (os.getuid(), 0):
-        raise UsageError(f"{path} belongs to another user, who could tell anything")
+        raise UsageError(f"{path} belongs to another user and is not trusted")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within_s)
         connection.connect(str(path))

@@ -29,7 +29,7 @@ def interrupts_wait() -> Iterator[None]:
     def wait(number: int, _frame: object) -> None:
         caught.append(number)
         signal.signal(signal.SIGINT, before)
-        print("pyalloc: the recording is being written; Ctrl-C again leaves it", file=sys.stderr)
+        print("pyalloc: finishing the recording; press Ctrl-C again to abandon it", file=sys.stderr)
 
     signal.signal(signal.SIGINT, wait)
     try:

@@ -49,7 +49,7 @@ def begin_phase(name: str) -> None:
     """Where a `with` block does not fit; every begin needs its end_phase()."""
     if not isinstance(name, str):
         raise TypeError(
-            f"a phase's name is a text, not {name!r}; for example phase(f'batch {{n}}')"
+            f"a phase's name must be a string, not {name!r}; for example phase(f'batch {{n}}')"
         )
     for listener in tuple(listeners):  # one that gives up leaves
         listener.on_phase(name, True)
@@ -90,7 +90,7 @@ def _checked(number: int) -> int:
     try:
         whole = operator.index(number)
     except TypeError:
-        raise TypeError(f"a step's number is a whole number, not {number!r}") from None
+        raise TypeError(f"a step's number must be an integer, not {number!r}") from None
     if not 0 <= whole < 2**63:
-        raise ConfigError(f"a step's number is from 0 to 2**63 - 1, not {whole}")
+        raise ConfigError(f"a step's number must be from 0 to 2**63 - 1, not {whole}")
     return whole

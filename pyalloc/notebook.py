@@ -58,19 +58,28 @@ def _prepare_cell(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="OUT.pya",
-        help="keep the recording there; else it goes when the kernel ends",
+        help="keep the recording in this file (default: it is deleted when the kernel ends)",
     )
-    parser.add_argument("--text", action="store_true", help="some lines only, no page")
+    parser.add_argument("--text", action="store_true", help="show a few lines, not the page")
     parser.add_argument(
-        "--height", type=int, default=_HEIGHT, metavar="PIXELS", help=f"of the page ({_HEIGHT})"
+        "--height",
+        type=int,
+        default=_HEIGHT,
+        metavar="PIXELS",
+        help=f"height of the page (default: {_HEIGHT})",
     )
     parser.add_argument(
-        "--stacks", default="python", metavar="WHICH", help="python, all or none (python)"
+        "--stacks",
+        default="python",
+        metavar="WHICH",
+        help="which stacks to record: python, all or none (default: python)",
     )
     parser.add_argument(
-        "--no-marks", action="store_true", help="no automatic phases, steps and categories"
+        "--no-marks",
+        action="store_true",
+        help="do not mark phases, steps and categories automatically",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _prepare_line(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +145,7 @@ class _Cells:
                 codes.append(shell.compile(ast.Expression(last.value), name, "eval"))
         if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
             _refuse(
-                "a cell that awaits something is recorded by `with pyalloc.record(...):` around it"
+                "%%pyalloc cannot run a cell that awaits; put `with pyalloc.record(...):` around its code instead"
             )
         return codes
 
@@ -151,7 +160,7 @@ class _Cells:
             print(f"pyalloc: no report: {error}", file=sys.stderr)
             return
         told = cell.summary(found, before, _figures(), _held(self.shell.user_ns))
-        until = " (until the kernel ends; -o OUT.pya keeps it)" * (args.output is None)
+        until = " (deleted when the kernel ends; -o OUT.pya keeps it)" * (args.output is None)
         text = console.printable(f"{told}\nrecorded: {path}{until}")
         shown = {"text/plain": text}
         if not (args.text or found.is_empty):
@@ -240,14 +249,14 @@ def _held(names: dict[str, Any]) -> list[str]:
     outputs = [(n, value) for n, value in names.get("Out", {}).items() if id(value) not in own]
     which = ", ".join(f"Out[{n}]" for n, value in outputs if _bytes_of([value]))
     found = [
-        (_bytes_of(value for _, value in outputs), f"in {which}, which no name holds"),
+        (_bytes_of(value for _, value in outputs), f"in {which}, held by no variable"),
         (
             _bytes_of(_variables_of_error(names)),
-            "in the variables of the functions that failed last",
+            "in local variables of the last error's traceback",
         ),
     ]
     return [
-        f"{size(n_bytes)} {where}: IPython keeps them; `%pyalloc --free` lets go"
+        f"IPython keeps {size(n_bytes)} {where}; `%pyalloc --free` releases them"
         for n_bytes, where in found
         if n_bytes >= _LEAST_HELD
     ]

@@ -44,12 +44,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise TraceError(
-            f"the pickle wants to call {module}.{name}; memory snapshots hold plain data only, so it was refused "
+            f"the pickle tries to load {module}.{name}; memory snapshots hold plain data only, so it was rejected "
             "and nothing was executed"
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise TraceError("the pickle refers to objects outside of itself; it was refused")
+        raise TraceError("the pickle refers to objects outside itself, so it was rejected")
 
 
 class _Watched:
@@ -75,8 +75,8 @@ def load(path: Path, progress: Progress = lambda done, total: None) -> dict[str,
     """
     if path.stat().st_size > MAX_BYTES:
         raise TraceError(
-            f"{path}: {path.stat().st_size / 2**30:.1f} GiB of pickle would not fit memory; record with "
-            "`pyalloc run --record` instead, whose files stream"
+            f"{path}: a pickle of {path.stat().st_size / 2**30:.1f} GiB is too large to load; record with "
+            "`pyalloc run --record` instead, whose files are read piece by piece"
         )
     with path.open("rb") as file:
         n_bytes = path.stat().st_size
@@ -106,7 +106,7 @@ def _load(path: Path, file: _Watched | BinaryIO, n_bytes: int) -> Any:
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     except MemoryError:
-        raise TraceError(f"{path}: the pickle asks for more memory than there is") from None
+        raise TraceError(f"{path}: loading the pickle needs more memory than is allowed") from None
     # A damaged pickle can raise nearly anything from within the C unpickler.
     except Exception as error:
         raise TraceError(f"{path}: not a readable pickle ({error})") from None
@@ -121,7 +121,7 @@ def check(path: Path | str, value: Any, n_bytes: int) -> dict[str, Any]:
     if isinstance(value, list):
         value = {"segments": value, "device_traces": []}
     if not isinstance(value, dict) or not isinstance(value.get("segments"), list):
-        raise TraceError(f"{path}: no memory snapshot (a dict with the key 'segments')")
+        raise TraceError(f"{path}: not a memory snapshot (a dict with the key 'segments')")
     try:
         _check_size(value, n_bytes)
         _check_parts(value)

@@ -131,18 +131,18 @@ def read(path: Path) -> Plan:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise PlanError(
-            f"{path}: {error.strerror}; it is what --plan, install(plan=...) or PYALLOC_PLAN names"
+            f"{path}: {error.strerror}; --plan, install(plan=...) or PYALLOC_PLAN names this file"
         ) from None
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or content.get(_KEY) != _FORMAT:
-        hint = "make one: pyalloc plan out.pya -o FILE"
-        raise PlanError(f"{path} is no plan that this pyalloc knows; {hint}")
+        hint = "to make one: pyalloc plan out.pya -o FILE"
+        raise PlanError(f"{path} is not a plan, or one of another version of pyalloc; {hint}")
     try:
         plan = Plan(tuple(_part(part) for part in content["devices"]))
         _core.check_plan(plan.packed())
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        why = error if isinstance(error, PlanError) else "something is missing, or is no number"
+        why = error if isinstance(error, PlanError) else "a field is missing or not a number"
         raise PlanError(f"{path} is damaged: {why}; make it again with pyalloc plan") from None
     return plan
 
@@ -233,13 +233,13 @@ def make(
         by_device = _requests_of(file)
     if by_device and not has_beginning(notes):
         raise PlanError(
-            f"{path} begins when memory was in use already; a plan needs all of the program's requests: "
-            "pyalloc run --record out.pya python train.py"
+            f"{path} begins when memory was already in use; a plan needs all of the program's requests, so record it "
+            "from its start: pyalloc run --record out.pya python train.py"
         )
     asked_most = _asked_most(by_device)
     chosen = asked_most if device is None else [device] if device in by_device else []
     if not chosen:
-        which = "no request is in it" if device is None else f"device {device} has no request"
+        which = "it has no requests" if device is None else f"device {device} has no requests"
         raise PlanError(f"{path}: {which}, so there is nothing to plan")
     parts = []
     for each in chosen:
@@ -248,7 +248,7 @@ def make(
             whose = each if len(asked_most) > 1 else None
             parts.append(_planned(path, whose, by_device[each], steps, placing))
     if not parts:
-        raise PlanError(f"{path}: no step asks for the same as the next one")
+        raise PlanError(f"{path}: no two consecutive steps make the same requests")
     return Plan(tuple(parts))
 
 
@@ -386,13 +386,13 @@ def _planned(
     n = len(requests.sizes) if steps is None else steps.begin + steps.period
     which = [(i, 0) for i in range(n)]  # requests, and how many steps later than recorded
     if not _fits(requests, which) or (steps is None and requests.is_cut):
-        what = "beginning and one step are {} requests"
+        what = "beginning and one step make {} requests"
         if steps is None:
-            what = "requests, of which no step repeats, are {}"
+            what = "steps never repeat, so the plan would need all {} requests"
         whose = "" if device is None else f" on device {device}"
         raise PlanError(
-            f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds {_core.PLAN_MOST:,} of 64 KiB and "
-            "more and as many smaller ones"
+            f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds at most {_core.PLAN_MOST:,} of 64 KiB "
+            "or more, and as many smaller ones"
         )
     if steps is not None and _waits(requests, steps):
         twice = which + [(i, 1) for i in range(steps.begin, n)]

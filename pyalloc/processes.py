@@ -90,13 +90,13 @@ def find(pid: int) -> Process:
     status = _status(pid)
     leader = int(status["Tgid"])
     if leader != pid:
-        raise UsageError(f"{pid} is a thread of process {leader}: pyalloc attach {leader}")
+        raise UsageError(f"{pid} is a thread of process {leader}; run: pyalloc attach {leader}")
     if pid == os.getpid():
         raise UsageError(f"{pid} is this command itself")
     _check_there(pid, status)
-    _check_user(pid, status, ", whose files a recording would be")
+    _check_user(pid, status, ", who would own the recording")
     if status["State"].startswith(("T", "t")) and status["TracerPid"] == "0":
-        raise UsageError(f"process {pid} is stopped; kill -CONT {pid} lets it go on")
+        raise UsageError(f"process {pid} is stopped; to let it go on: kill -CONT {pid}")
     _check_place(pid)
     files = _files(pid)
     if not files and has_ended(pid):  # since it was looked at
@@ -117,7 +117,7 @@ def _status(pid: int) -> dict[str, str]:
 def _absent(pid: int) -> str:
     """What to say of a process that /proc does not have."""
     if not (_PROC / "self").exists():
-        return f"what process {pid} is cannot be told: /proc is not mounted here"
+        return f"cannot look up process {pid}, because /proc is not mounted here"
     try:
         os.kill(pid, 0)  # asks only
     except PermissionError:  # mounted with hidepid=2
@@ -173,9 +173,7 @@ def _check_user(pid: int, status: dict[str, str], why: str = "") -> None:
         name = pwd.getpwuid(user).pw_name
     except KeyError:
         name = f"user {user}"
-    raise UsageError(
-        f"process {pid} belongs to {name}{why}; run this as {name}, not as another user"
-    )
+    raise UsageError(f"process {pid} belongs to {name}{why}; run this command as {name}")
 
 
 def variables(pid: int) -> dict[str, str]:
@@ -193,8 +191,8 @@ def _check_place(pid: int) -> None:
         with contextlib.suppress(OSError):  # not to be seen: gdb will not be let in either
             if not (_PROC / str(pid) / "ns" / space).samefile(_PROC / "self" / "ns" / space):
                 raise UsageError(
-                    f"process {pid} runs in another container, with files of its own: run pyalloc attach inside of "
-                    "it (docker exec, kubectl exec), with the number that the process has there"
+                    f"process {pid} runs in another container, which has its own files; run pyalloc attach inside "
+                    "that container (docker exec, kubectl exec), with the process number used there"
                 )
 
 
@@ -213,7 +211,7 @@ def _files(pid: int) -> frozenset[str]:
         lines = (_PROC / str(pid) / "maps").read_text(errors="replace").splitlines()
     except (PermissionError, ProcessLookupError, FileNotFoundError):
         raise UsageError(
-            f"process {pid} does not let itself be looked into (it has ended, or has rights of its own)"
+            f"cannot look into process {pid} (it has ended, or runs with other privileges)"
         ) from None
     return frozenset(line.split(maxsplit=5)[5] for line in lines if "/" in line)
 
@@ -223,11 +221,11 @@ def check_python(process: Process) -> None:
     pid, version = process.pid, process.version
     if not process.is_python:
         raise UsageError(
-            f"process {pid} ({process.command}) is not Python with torch; {_instead(pid)}"
+            f"process {pid} ({process.command}) is not a Python process with torch; {_instead(pid)}"
         )
     if version is not None and version < OLDEST:
         found, oldest = (".".join(map(str, each)) for each in (version, OLDEST))
-        raise UsageError(f"process {pid} runs Python {found}, and pyalloc needs {oldest} or newer")
+        raise UsageError(f"process {pid} runs Python {found}, but pyalloc needs {oldest} or newer")
     if not process.has_torch:
         raise UsageError(f"process {pid} ({process.command}) has not loaded torch; {_instead(pid)}")
 
@@ -235,8 +233,8 @@ def check_python(process: Process) -> None:
 def _instead(pid: int) -> str:
     found = below(pid)
     if found:
-        return f"of those that it started these have torch:{found}"
-    return "attach to a process that has, or start the program with `pyalloc run --record out.pya`"
+        return f"of the processes it started, these have torch:{found}"
+    return "attach to one that has, or start the program with `pyalloc run --record out.pya`"
 
 
 def below(pid: int) -> str:
@@ -270,9 +268,9 @@ def doing(pid: int) -> tuple[int, str]:
         text = (_PROC / str(pid) / "task" / str(pid) / "syscall").read_text().split()[0]
         number = int(text) if text.lstrip("-").isdigit() else -1
     except (OSError, IndexError):
-        return -1, "its main thread is in a call of C"
+        return -1, "its main thread is inside C code"
     if number in WAITS:
         return number, f"its main thread waits ({WAITS[number]})"
     if number == FUTEX:
         return number, "its main thread waits for another thread"
-    return -1, "its main thread is at work in a call of C"
+    return -1, "its main thread is running C code"

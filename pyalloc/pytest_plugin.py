@@ -45,34 +45,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-memory",
         type=_number,
         metavar="N",
-        help="show the N tests that take most CUDA memory; 0: all that take any",
+        help="show the N tests that use most CUDA memory; 0 shows all that use any",
     )
     group.addoption(
         "--gpu-memory-record",
         type=_folder,
         metavar="FOLDER",
-        help="record the CUDA memory of each test there, for `pyalloc report`",
+        help="record the CUDA memory of each test to a file in FOLDER, for `pyalloc report`",
     )
 
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tests from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tests (0 or more)")
     return int(text)
 
 
 def _folder(text: str) -> Path:
     path = Path(text)
     if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
+        raise argparse.ArgumentTypeError(f"{text} is not a folder")
     return path
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the marks."""
     for line in (
-        'limit_gpu_memory(size): fail when the test takes more, e.g. "2 GB"',
-        'limit_gpu_leaks(size, warmups=0): fail when the test leaves more in use, e.g. "1 MB"',
+        'limit_gpu_memory(size): fail if the test uses more CUDA memory than this, e.g. "2 GB"',
+        'limit_gpu_leaks(size, warmups=0): fail if the test leaves more in use than this, e.g. "1 MB"',
     ):
         config.addinivalue_line("markers", line)
 
@@ -98,7 +98,7 @@ def _size_of(item: pytest.Item, name: str) -> int | None:
     sizes = [*mark.args, *(value for key, value in mark.kwargs.items() if key == "size")]
     odd = sorted(mark.kwargs.keys() - _ARGUMENTS[name])
     if len(sizes) != 1 or odd:
-        more = f", no {', '.join(odd)}" * bool(odd)
+        more = f", and no argument {', '.join(odd)}" * bool(odd)
         pytest.fail(f'{name} takes one size, e.g. "2 GB"{more}', pytrace=False)
     (value,) = sizes
     try:
@@ -112,7 +112,7 @@ def _warmups(item: pytest.Item) -> int:
     mark = item.get_closest_marker("limit_gpu_leaks")
     n = mark.kwargs.get("warmups", 0) if mark is not None else 0
     if not isinstance(n, int) or n < 0:
-        pytest.fail(f"limit_gpu_leaks: warmups={n!r} is no number from 0 on", pytrace=False)
+        pytest.fail(f"limit_gpu_leaks: warmups={n!r} is not a number (0 or more)", pytrace=False)
     return n
 
 
@@ -188,7 +188,7 @@ class _Measured:
         for index, n_bytes in enumerate(taken):
             if self.limit is not None and n_bytes > self.limit:
                 self._fail(
-                    f"limit_gpu_memory: device {index} needed {_above(n_bytes, self.limit)}",
+                    f"limit_gpu_memory: the test used {_above(n_bytes, self.limit, f' on device {index}')}",
                     at_end=False,
                 )
         for index, n_bytes in enumerate(left):
@@ -266,7 +266,7 @@ class _Recording:
         found = trace.analyse(path)
         moment = found.moments[max(found.moments)] if at_end else found.peak
         blocks = [b for b in moment.blocks if not at_end or b.alloc_event >= found.n_before]
-        title = "left, by line" if at_end else "at the peak, by line"
+        title = "left in use, by line" if at_end else "at the peak, by line"
         held = sum(block.bytes for block in blocks)
         told = text.rows(title, found.by_line(blocks), held, _LINES)
         return console.printable("\n".join(["", *told, f"recorded: {path}"]))
@@ -302,14 +302,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             rows.append((*(told.get(name, 0) for name in _PROPERTIES), report.nodeid))
     rows.sort(key=lambda row: (-row[0], row[-1]))
     taking = [row for row in rows if row[0] > 0]
-    terminalreporter.section("GPU memory that tests took beside what was in use before")
+    terminalreporter.section("GPU memory used by tests, on top of what was in use before")
     if taking:
         terminalreporter.write_line(f"{'peak':>12}{'before':>12}{'left':>12}  test")
     for *sizes, name in taking[: n or None]:
         terminalreporter.write_line(f"{''.join(f'{_mib(size):>12}' for size in sizes)}  {name}")
     hidden = len(taking) - len(taking[: n or None])
     none = len(rows) - len(taking)
-    rest = [f"{hidden:,} more took some"] * bool(hidden) + [f"{none:,} took none"] * bool(none)
+    rest = [f"{hidden:,} more used some"] * bool(hidden) + [f"{none:,} used none"] * bool(none)
     if rest:
         terminalreporter.write_line(", ".join(rest))
 

@@ -17,7 +17,7 @@ def path_of(path: str | os.PathLike[str]) -> Path:
     """
     name = files.name_of(path)
     if name is None:
-        raise TypeError(f"record() takes the name of a file to write, not {path!r}")
+        raise TypeError(f"record() needs the name of a file to write, not {path!r}")
     return Path(name)
 
 
@@ -28,7 +28,7 @@ def check_name(path: Path) -> None:
         UsageError: it is a folder's.
     """
     if not path.name or path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file in it, as {path / 'out.pya'}")
+        raise UsageError(f"{path} is a folder; name a file in it, such as {path / 'out.pya'}")
 
 
 def part(path: Path) -> Path:
@@ -48,4 +48,4 @@ def plan(path: Path) -> Path:
 
 def cut_off(path: Path) -> str:
     """Why a file of that name may be there, for an error."""
-    return ", from a recording that was cut off or still runs" if path.suffix == ".part" else ""
+    return " (from a recording that was cut off or still runs)" if path.suffix == ".part" else ""

@@ -227,8 +227,8 @@ class Recorder:
         if not self.is_told:
             self.is_told = True
             print(
-                f"pyalloc: out of memory, and what held it could not be told ({type(error).__name__}: {error}); "
-                f"when the program has ended: pyalloc report {console.quoted(self.path)}",
+                f"pyalloc: out of memory, but finding out what held it failed ({type(error).__name__}: {error}); "
+                f"once the program has ended, run: pyalloc report {console.quoted(self.path)}",
                 file=sys.stderr,
             )
 
@@ -298,8 +298,8 @@ class Recorder:
 
     def _tell(self, error: Exception) -> None:
         part = recorded.part(self.path)
-        kept = f"; what there was room for: {part}" * part.exists()
-        print(f"pyalloc: the recording ends here: {error}{kept}", file=sys.stderr)
+        kept = f"; what was written so far is in {part}" * part.exists()
+        print(f"pyalloc: the recording stopped: {error}{kept}", file=sys.stderr)
 
     def _end(self) -> None:
         """Nothing is remembered any more, neither by us nor by torch, but for what the program wants itself."""
@@ -378,7 +378,7 @@ def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:
     files.write(path, f"{why}\n".encode())
     if recorder.told_oom is None:
         recorder.told_oom = path
-        print(f"pyalloc: out of memory; why, in words: {path}", file=sys.stderr)
+        print(f"pyalloc: out of memory; explained in {path}", file=sys.stderr)
     return path
 
 
@@ -422,7 +422,9 @@ def begin(path: Path, stacks: str, *, automatic: bool, force: bool) -> Recorder:
     import torch
 
     if not torch.cuda.is_available():
-        raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
+        raise UsageError(
+            "there is no CUDA device to record; without one, use: pyalloc dryrun --record"
+        )
     check(path, stacks, force=force)
     torch.cuda.init()
     recorder = Recorder(path, stacks, automatic, overwrites=force)
@@ -441,7 +443,9 @@ def check(path: Path, stacks: str, *, force: bool) -> None:
     recorded.check_name(path)
     for old in (path, recorded.part(path), recorded.beside(path)):
         if old.exists() and not force:
-            raise UsageError(f"{old} exists{recorded.cut_off(old)}; force=True overwrites it")
+            raise UsageError(
+                f"{old} already exists{recorded.cut_off(old)}; force=True overwrites it"
+            )
 
 
 def _check_free() -> None:
@@ -457,4 +461,4 @@ def check_stacks(stacks: str) -> None:
         UsageError: it is not.
     """
     if stacks not in STACK_CHOICES:
-        raise UsageError(f"stacks is one of {', '.join(STACK_CHOICES)}, not {stacks!r}")
+        raise UsageError(f"stacks must be one of {', '.join(STACK_CHOICES)}, not {stacks!r}")

@@ -86,7 +86,7 @@ def on_cores(
             progress(done, len(todo))
     except BrokenProcessPool:
         raise UsageError(
-            "a worker was killed, most often because memory ran out: give --workers fewer than "
+            "a worker was killed, most likely because the machine ran out of memory; use fewer --workers than "
             f"{n_workers}"
         ) from None
     finally:  # of what is left after an error; once, for what comes later takes back what was said
@@ -106,7 +106,7 @@ def on_dask(
         from dask import distributed
     except ImportError:
         raise UsageError(
-            "--dask needs dask.distributed: pip install distributed; without --dask all cores are used"
+            "--dask needs dask.distributed (pip install distributed); without --dask, sweep uses all cores"
         ) from None
     try:
         client = distributed.Client(address, timeout=30)

@@ -28,9 +28,9 @@ MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"
 _GZIP = b"\x1f\x8b"
 _PACKED = {
-    b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it first (zstd -d)",
-    b"BZh": "packed by bzip2: unpack it first (bunzip2)",
-    b"PK\x03\x04": "a zip archive, as torch.save() writes them: unzip it first, if a snapshot or a recording is in it",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it first (zstd -d)",
+    b"BZh": "compressed by bzip2; unpack it first (bunzip2)",
+    b"PK\x03\x04": "a zip archive, such as torch.save() writes; if it holds a snapshot or a recording, unzip it first",
 }
 Progress = Callable[[int, int], object]
 Steps = int | tuple[int, int] | Literal["all"]
@@ -156,11 +156,13 @@ def _as_trace_file(
     path: Path, progress: Progress | None, *, is_unpacked: bool = False
 ) -> Iterator[Path]:
     if str(path) == "-":
-        raise TraceError("- is no file here, and what is read is read more than once: name a file")
+        raise TraceError(
+            "'-' does not work here, because the input is read more than once; name a file"
+        )
     try:
         if path.is_fifo():  # opening one waits for a writer
             raise TraceError(
-                f"{path} is a pipe, and what is read here is read more than once: write it to a file first"
+                f"{path} is a pipe, but the input is read more than once; write it to a file first"
             )
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
@@ -202,11 +204,11 @@ def _beside(path: Path) -> str:
     """What may have been meant by a name that there is no file of."""
     part = f"{path}.part"
     if os.path.exists(part):
-        return f"; its recording still runs or was cut off: {part}"
+        return f"; its recording still runs or was cut off, so read {part}"
     if path.suffix == ".part" and path.with_suffix("").exists():
-        return f"; its recording has ended: {path.with_suffix('')}"
+        return f"; its recording has ended, so read {path.with_suffix('')}"
     ranks = shlex.join(map(str, ranked.existing(path)))
-    return f"; each rank has its own: {ranks}" if ranks else ""
+    return f"; each rank has its own file: {ranks}" if ranks else ""
 
 
 @contextlib.contextmanager
@@ -220,7 +222,7 @@ def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
             text = str(error).replace(str(target), str(path))
             # It has its name once it is whole.
             if str(target) in str(error) and not target.exists():
-                text += f" (written again in {tempfile.gettempdir()}; TMPDIR names another folder)"
+                text += f" (while writing a copy in {tempfile.gettempdir()}; TMPDIR chooses another folder)"
             raise TraceError(text if str(path) in text else f"{path}: {text}") from None
         try:
             yield target
@@ -260,14 +262,16 @@ def _unpacked(path: Path, folder: Path) -> Path:
             while file.tell() <= most and (piece := source.read(1 << 20)):
                 file.write(piece)
             if file.tell() > most:
-                raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
+                raise TraceError(
+                    f"{path}: rejected, because it unpacks to far more than a trace would"
+                )
     except EOFError:
-        raise TraceError(f"{path}: the file ends too early: copy it anew") from None
+        raise TraceError(f"{path}: the file ends too early; copy it again") from None
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: {error}") from None
     except OSError as error:
         raise TraceError(
-            f"{path}: unpacked in {folder.parent}: {error.strerror}; TMPDIR names another folder"
+            f"{path}: while unpacking it in {folder.parent}: {error.strerror}; TMPDIR chooses another folder"
         ) from None
     return target
 
@@ -400,8 +404,8 @@ def check_device(found: Analysis, device: int) -> None:
     if device < 0 or found.totals["device_peak"] or found.ooms:
         return
     peaks = totals(found.path)["device_peak"]
-    have = f"only of {', '.join(map(str, peaks))}" if peaks else "nor of another"
-    raise UsageError(f"{found.path} tells of no memory of device {device}, {have}")
+    have = f"only of {', '.join(map(str, peaks))}" if peaks else "nor of any other"
+    raise UsageError(f"{found.path} has no memory of device {device}, {have}")
 
 
 def moments_at(

@@ -51,6 +51,4 @@ def begins_of(steps: Sequence[tuple[int, ...]], first: int, last: int) -> tuple[
 def numbers_of(steps: Sequence[tuple[int, ...]]) -> str:
     """Which there are, in words."""
     numbers = [step[0] for step in steps]
-    return (
-        f"steps go from {min(numbers)} to {max(numbers)}" if steps else "no steps are in the file"
-    )
+    return f"steps go from {min(numbers)} to {max(numbers)}" if steps else "the file has no steps"

@@ -53,7 +53,7 @@ def _answer(asked: Any) -> Any:
         oldest = ".".join(map(str, OLDEST))
         return {"error": "it runs Python " + found + ", and pyalloc needs " + oldest + " or newer"}
     if "torch" not in sys.modules:
-        return {"error": "it has not imported torch, so there is nothing of CUDA to record"}
+        return {"error": "it has not imported torch, so there is no CUDA memory to record"}
     try:
         _load(asked["folder"])
         from pyalloc import attached

@@ -113,7 +113,7 @@ def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
     other.write_text("#!/bin/sh\necho 'ImportError: no luck' >&2\nexit 1\n")
     code, _, err = finish(start([str(other), "x.py"], tmp_path))
     assert code == 3
-    assert f"{other} could not be asked for its PyTorch: ImportError: no luck" in err
+    assert f"could not find out which PyTorch {other} has: ImportError: no luck" in err
 
 
 @pytest.mark.parametrize("has_it", [True, False])
@@ -133,8 +133,10 @@ def test_the_python_of_the_environment_is_named_to_a_pyalloc_outside_of_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(hostcuda.HostCudaError) as caught:
         hostcuda.find_torch(str(own))
-    end = f"has it: {theirs}" if has_it else "has it before the program"
-    assert str(caught.value).endswith(f"-m pip install torch, or name a Python that {end}")
+    end = f"has it: {theirs}" if has_it else "has it"
+    assert str(caught.value).endswith(
+        f"-m pip install torch, or start the program with a Python that {end}"
+    )
 
 
 def test_a_python_that_does_not_answer_is_named(
@@ -144,7 +146,7 @@ def test_a_python_that_does_not_answer_is_named(
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\nexec sleep 60\n")
     other.chmod(0o755)
-    with pytest.raises(hostcuda.HostCudaError, match="did not tell within"):
+    with pytest.raises(hostcuda.HostCudaError, match="did not say within"):
         hostcuda.find_torch(str(other))
 
 
@@ -167,7 +169,7 @@ def test_too_few_addresses_are_told_before_the_program_starts(
         ["bash", "-c", few], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
-    told = "this process may have 20.0 GiB of addresses, a device of a dry run needs 64 and more"
+    told = "this process is limited to 20.0 GiB of address space, and each device of a dry run needs 64 GiB or more"
     assert told in " ".join(done.stderr.split()) and "ulimit -v unlimited" in done.stderr
 
 

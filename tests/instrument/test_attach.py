@@ -120,7 +120,7 @@ def test_a_training_that_runs_is_recorded(tmp_path: Path, allocator: str, way: s
     with running(head + TRAINING, **served(way)) as program:
         pid = program.pid
         assert live.socket_path(pid).exists() == (way == "socket")
-        assert "is not recorded" in pyalloc("attach", pid, "--stop", expect=2)
+        assert "is not being recorded" in pyalloc("attach", pid, "--stop", expect=2)
         refused = live.request(
             pid, {**BEGIN, "path": str(tmp_path / "none" / "out.pya")}, PATIENCE_S
         )
@@ -131,14 +131,14 @@ def test_a_training_that_runs_is_recorded(tmp_path: Path, allocator: str, way: s
         assert f"next: pyalloc live {pid}, or pyalloc attach {pid} --stop" in said
         assert "was not running Python code" not in said
         wait_for_events(out)
-        assert "already recorded" in pyalloc("attach", pid, "-o", out, expect=2)
-        assert "already recorded" in pyalloc("attach", pid, "-o", two, expect=2)
+        assert "is already being recorded" in pyalloc("attach", pid, "-o", out, expect=2)
+        assert "is already being recorded" in pyalloc("attach", pid, "-o", two, expect=2)
         shown = " ".join(pyalloc("live", pid, "--count", 1).split())
         assert "allocated" in shown and f"recorded to {out}" in shown
         if way == "gdb":
             live.socket_path(pid).unlink()  # as what sweeps old files does
         assert f"next: pyalloc report {out}" in pyalloc("attach", pid, "--stop")
-        assert "it is not recorded" in pyalloc("attach", pid, "--stop", expect=2)
+        assert "it is not being recorded" in pyalloc("attach", pid, "--stop", expect=2)
         assert "exists; --force" in pyalloc("attach", pid, "-o", out, expect=2)
         assert f"recorded: {two}" in pyalloc("attach", pid, "-o", two, "--duration", "0.5s")
         printed, complained = program.end()
@@ -219,7 +219,7 @@ def test_a_process_that_does_not_come_to_it_is_left_as_it_was(tmp_path: Path) ->
         out = tmp_path / "out.pya"
         # For long enough to be tried in the middle of its wait, too, which is not to be: it has Python's lock.
         said = pyalloc("attach", program.pid, "-o", out, "--wait", "4s", expect=2)
-        assert "has run no Python code" in said and "Nothing was begun" in said
+        assert "has run no Python code" in said and "No recording was started" in said
         printed, complained = program.end()
     assert printed == "left []\n" and complained == ""
     assert list(tmp_path.iterdir()) == []
@@ -239,7 +239,7 @@ def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
             time.sleep(0.01)
         os.kill(program.pid, 9)
         said = child.communicate(timeout=PATIENCE_S)[1]
-    assert child.returncode == 2 and f"process {program.pid} has ended meanwhile" in said
+    assert child.returncode == 2 and f"process {program.pid} has ended in the meantime" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,7 +259,9 @@ def test_a_process_that_has_not_used_cuda_yet(tmp_path: Path) -> None:
         pid, child = program.pid, program.child
         assert child.stdin is not None and child.stdout is not None
         assert "It has not used CUDA yet" in pyalloc("attach", pid, "-o", out)
-        assert "already waits for CUDA" in pyalloc("attach", pid, "-o", out, expect=2)
+        assert "will already be recorded once it uses CUDA" in pyalloc(
+            "attach", pid, "-o", out, expect=2
+        )
         assert "it never used CUDA" in pyalloc("attach", pid, "--stop")
         pyalloc("attach", pid, "-o", out)
         child.stdin.write("\n")
@@ -281,7 +283,7 @@ def test_what_the_program_records_itself_is_not_ended_from_outside(tmp_path: Pat
     with running(source, **served("socket")) as program:
         for words in (["-o", tmp_path / "out.pya"], ["--stop"]):
             said = pyalloc("attach", program.pid, *words, expect=2)
-            assert "own.pya" in said and "can be read at any time" in said
+            assert "own.pya" in said and "you can read what is there so far at any time" in said
         program.end()
     assert [path.name for path in tmp_path.iterdir()] == ["own.pya"]
 
@@ -335,4 +337,4 @@ recording.Recorder.drain = drain
         said = pyalloc("attach", program.pid, "-o", out, "--duration", "1h", expect=2)
         assert "ended its recording early and printed the reason on its standard error" in said
         assert f"pyalloc report {out}.part" in said and "was killed" not in said
-        assert "the recording ends here: [Errno 28] No space left" in program.end()[1]
+        assert "the recording stopped: [Errno 28] No space left" in program.end()[1]

@@ -331,7 +331,7 @@ def test_what_a_trace_does_not_tell_is_said(
     nothing.touch()
     for words, code, text in (
         (["report", path, "--device", "7"], 2, "no memory of device 7, only of 0"),
-        (["top", empty, "--device", "0"], 2, "nor of another"),
+        (["top", empty, "--device", "0"], 2, "nor of any other"),
         (["report", empty], 0, "No allocation is in it"),
         (["report", empty], 0, "next: pyalloc run --record out.pya python train.py"),
         (["top", empty], 0, "No allocation is in it"),
@@ -344,7 +344,7 @@ def test_what_a_trace_does_not_tell_is_said(
         (["stats", nothing], 2, "the file is empty"),
         (["report", "."], 2, ".: Is a directory"),
         (["report", path, "-o", tmp_path / "no" / "where.html"], 2, "there is no folder"),
-        (["report", path, "-o", tmp_path], 2, "no plain file"),
+        (["report", path, "-o", tmp_path], 2, "not a regular file"),
         (["report", empty], 0, "no steps began"),
     ):
         assert cli.main([str(word) for word in words]) == code, words

@@ -138,7 +138,7 @@ def test_what_a_trace_does_not_have_is_said_by_every_command(plan: Plan) -> None
     assert [(row["before_bytes"], row["after_bytes"]) for row in content["changes"]] == [
         (MIB, 2 * MIB)
     ]
-    assert "tells of no memory of device 5" in pyalloc("diff", path, "--device", "5", expect=2)
+    assert "has no memory of device 5" in pyalloc("diff", path, "--device", "5", expect=2)
     at_a_moment = pyalloc("top", path, "--device", "1", "--at", "6", "--json", "-q")
     assert sum(row["bytes"] for row in json.loads(at_a_moment)["rows"]) == MIB
 

@@ -171,14 +171,14 @@ def test_compressed_files_are_read_and_told_by_their_own_name(plan: Plan, tmp_pa
     path.write_bytes(packed)
     assert trace.totals(path) == trace.totals(plan.path)
     for data, why in (
-        (packed[:-20], "ends too early: copy it anew"),
+        (packed[:-20], "ends too early; copy it again"),
         (packed[:60] + b"\xff" * 500, ""),
         (gzip.compress(packed), "neither a trace"),  # some archives unpack to themselves
         (gzip.compress(b"PYATRACE" + bytes(200 << 20), 9), "unpacks to far more"),
         (lzma.compress(b"nothing of ours"), "neither a trace"),
-        (b"\x28\xb5\x2f\xfd" + whole, "packed by zstd: unpack it first"),
-        (bz2.compress(whole), "packed by bzip2: unpack it first"),
-        (zipped(whole), "a zip archive, as torch.save"),
+        (b"\x28\xb5\x2f\xfd" + whole, "compressed by zstd; unpack it first"),
+        (bz2.compress(whole), "compressed by bzip2; unpack it first"),
+        (zipped(whole), "a zip archive, such as torch.save"),
     ):
         path.write_bytes(data)
         with pytest.raises(errors.TraceError, match=f"^{re.escape(str(path))}: .*{why}"):

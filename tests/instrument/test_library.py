@@ -249,9 +249,9 @@ def test_leak(keeps):
 @pytest.mark.parametrize(
     ("option", "given", "told"),
     [
-        ("--gpu-memory", "-3", "'-3' is not a number of tests from 0 on"),
-        ("--gpu-memory", "few", "'few' is not a number of tests from 0 on"),
-        ("--gpu-memory-record", "test_memory.py", "test_memory.py is no folder"),
+        ("--gpu-memory", "-3", "'-3' is not a number of tests (0 or more)"),
+        ("--gpu-memory", "few", "'few' is not a number of tests (0 or more)"),
+        ("--gpu-memory-record", "test_memory.py", "test_memory.py is not a folder"),
     ],
 )
 def test_options_of_the_pytest_plugin_that_cannot_be(
@@ -310,10 +310,10 @@ def test_pytest_tells_which_tests_take_most(tmp_path: Path, where: str) -> None:
     workers = ("-p", "xdist", "-n", 1) if where != "here" else ("--gpu-memory-record", folder)
     out = run_pytest(tmp_path, "--gpu-memory", 4, *workers, tests)
     assert "4 failed, 6 passed" in out, out
-    assert "limit_gpu_memory: device 0 needed 72.0 MiB, the limit is 64.0 MiB" in out
+    assert "limit_gpu_memory: the test used 72.0 MiB on device 0, the limit is 64.0 MiB" in out
     assert "limit_gpu_leaks: the test left 4.0 MiB in use on device 0, the limit is 2.0 MiB" in out
-    assert "limit_gpu_leaks: warmups='many' is no number from 0 on" in out
-    table = out[out.index("GPU memory that tests took") :].splitlines()[1:]
+    assert "limit_gpu_leaks: warmups='many' is not a number (0 or more)" in out
+    table = out[out.index("GPU memory used by tests") :].splitlines()[1:]
     name = "test_memory.py::test"
     assert [line.split() for line in table[:6]] == [
         ["peak", "before", "left", "test"],
@@ -321,7 +321,7 @@ def test_pytest_tells_which_tests_take_most(tmp_path: Path, where: str) -> None:
         ["72.0", "MiB", "0.0", "MiB", "56.0", "MiB", f"{name}_limit"],
         ["50.0", "MiB", "0.0", "MiB", "0.0", "MiB", f"{name}_failing"],
         ["4.0", "MiB", "58.0", "MiB", "4.0", "MiB", f"{name}_leaks[4]"],
-        ["3", "more", "took", "some,", "3", "took", "none"],
+        ["3", "more", "used", "some,", "3", "used", "none"],
     ]
     if where == "here":
         check_recordings(folder, out)
@@ -335,7 +335,7 @@ def check_recordings(folder: Path, out: str) -> None:
     assert found.totals["is_complete"] and found.totals["n_allocs"] >= 2
     told = " ".join(out.split())
     assert "at the peak, by line 72.0 MiB 100.0 % 2 x " in told
-    assert "left, by line 4.0 MiB 100.0 % 1 x" in told
+    assert "left in use, by line 4.0 MiB 100.0 % 1 x" in told
     assert (
         f"recorded: {folder / names[2]}.pya" in out and f"recorded: {folder / names[3]}.pya" in out
     )

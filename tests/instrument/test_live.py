@@ -106,7 +106,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
         time.sleep(0.05)
     assert pyalloc("stats", pid, expect=2) == f"pyalloc stats: there is no process {pid}\n"
     assert "-n is for files; of process" in pyalloc("stats", pid, "-n", 3, expect=2)
-    assert "does not answer: `pyalloc attach " in pyalloc("stats", os.getpid(), expect=2)
+    assert "cannot be watched yet: run `pyalloc attach " in pyalloc("stats", os.getpid(), expect=2)
 
 
 @pytest.mark.torch
@@ -206,7 +206,7 @@ def test_a_process_that_does_not_answer_is_told_from_one_that_does_not_listen(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(live.socket_path(os.getpid())))
         listener.listen()
-        with pytest.raises(live.BusyError, match="listens, but has not answered"):
+        with pytest.raises(live.BusyError, match="has not answered for"):
             live.ask(os.getpid())
 
 
@@ -221,7 +221,7 @@ def test_a_process_that_ends_while_it_is_asked_is_told_to_have_ended(tmp_path: P
         stdout=subprocess.PIPE,
     ) as child:
         assert child.stdout is not None and child.stdout.readline()
-        with pytest.raises(UsageError, match=f"process {child.pid} has ended meanwhile"):
+        with pytest.raises(UsageError, match=f"process {child.pid} has ended in the meantime"):
             live.request(child.pid, {"attach": "end"}, PATIENCE_S)
         with pytest.raises(UsageError, match=f"process {child.pid} has ended$"):
             live.ask(child.pid)  # nobody has waited for it yet

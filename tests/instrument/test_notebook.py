@@ -74,7 +74,7 @@ def test_a_cell_is_recorded_and_told(tmp_path: Path, allocator: str) -> None:
     assert told in " ".join(said.split())
     assert "at the peak, by line" in said and "2 x  In[2]:3 make" in said
     assert re.search(
-        r"recorded: .*/cell-4\.pya \(until the kernel ends; -o OUT\.pya keeps it\)", said
+        r"recorded: .*/cell-4\.pya \(deleted when the kernel ends; -o OUT\.pya keeps it\)", said
     )
     assert re.search(r"Out\[4\]: torch\.Size\(\[33554432\]\)\n-- well, 42 MiB", said)
     assert "after it 58.0 MiB: 16.0 MiB more; 1 request " in " ".join(later.split())
@@ -101,10 +101,15 @@ def test_what_goes_wrong_in_a_cell_leaves_a_whole_recording(tmp_path: Path) -> N
     # What comes last is the error with the cell's own lines, and none of ours.
     shown = failed[failed.index("Traceback (most") :]
     assert "In[3], line 4, in work()" in shown and "1 / 0" in shown and "notebook.py" not in shown
-    assert f"UsageError: {path} exists; --force overwrites it" in again
+    assert f"UsageError: {path} already exists; --force overwrites it" in again
     assert again.endswith("-- UsageError, 100 MiB"), "and nothing was run"
     assert f"UsageError: already recording to {nested}" in inner and f"recorded: {nested}" in inner
-    words = ("invalid syntax", "awaits something", "stacks is one of", "unrecognized arguments")
+    words = (
+        "invalid syntax",
+        "cannot run a cell that awaits",
+        "stacks must be one of",
+        "unrecognized arguments",
+    )
     for said, why, kind in zip(refused, words, ("SyntaxError", *["UsageError"] * 3), strict=True):
         assert why in said and f"-- {kind}, " in said and "recorded:" not in said
     assert last.endswith("-- well, 105 MiB")
@@ -132,13 +137,13 @@ def test_what_ipython_holds_is_told_and_let_go(tmp_path: Path) -> None:
         "%%pyalloc --text\npass",
     )
     assert "allocated 145.0 MiB" in said[3]
-    assert "5.0 MiB in Out[4], which no name holds: IPython keeps them" in said[3]
-    assert "100.0 MiB in the variables of the functions that failed last" in said[3]
+    assert "IPython keeps 5.0 MiB in Out[4], held by no variable;" in said[3]
+    assert "100.0 MiB in local variables of the last error's traceback" in said[3]
     assert "105.0 MiB came free" in said[4] and said[4].endswith("-- well, 40 MiB")
     assert "allocated 40.0 MiB" in said[5] and "IPython keeps" not in said[5]
     assert "200.0 MiB came free" in said[7] and said[7].endswith("-- well, 40 MiB")
     assert "IPython keeps" not in said[8]
-    assert "200.0 MiB in the variables" in said[10]
+    assert "200.0 MiB in local variables" in said[10]
 
 
 @pytest.mark.torch
@@ -149,7 +154,7 @@ def test_without_a_device_the_cell_is_not_run(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", IPYTHON, json.dumps(cells)],
         env={"CUDA_VISIBLE_DEVICES": "", "IPYTHONDIR": str(tmp_path)},
     )
-    why = "UsageError: there is no CUDA device to record; without one: pyalloc dryrun jupyter lab"
+    why = "UsageError: there is no CUDA device to record; without one, use: pyalloc dryrun jupyter lab"
     assert why in done.stdout and "it ran" not in done.stdout
     assert "has not used CUDA yet" in done.stdout
 

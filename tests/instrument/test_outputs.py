@@ -147,7 +147,7 @@ def with_a_full_disk(temporary: Path, *words: object) -> str:
 def test_a_full_disk_while_unpacking_is_told_with_where_that_is(plan: Plan, tmp_path: Path) -> None:
     packed = tmp_path / "plan.pya.xz"
     packed.write_bytes(lzma.compress(small_trace(plan).read_bytes()))
-    told = f"plan.pya.xz: unpacked in {tmp_path}: File too large; TMPDIR names another"
+    told = f"plan.pya.xz: while unpacking it in {tmp_path}: File too large; TMPDIR chooses another"
     assert told in with_a_full_disk(tmp_path, "stats", packed)
 
 
@@ -157,7 +157,7 @@ def test_a_full_disk_while_a_file_is_written_again_is_told_of_that_file(
     snapshot = tmp_path / "snapshot.pickle"
     pyalloc("export", small_trace(plan), "--to", "torch", "-o", snapshot)
     for path, words in ((snapshot, ["stats"]), (plan.path, ["export", "--to=csv", "--no-source"])):
-        told = f"{path}: File too large (written again in {tmp_path}; TMPDIR names another folder)"
+        told = f"{path}: File too large (while writing a copy in {tmp_path}; TMPDIR chooses another folder)"
         assert with_a_full_disk(tmp_path, *words, path) == f"pyalloc {words[0]}: {told}\n"
     for told in ("elsewhere: no room", f"{snapshot}: more than there is"):  # by what reads it
         with pytest.raises(TraceError) as caught, trace.as_trace_file(snapshot) as written:

@@ -133,7 +133,7 @@ def check_damaged(content: dict[str, Any], tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "no.plan"
     path.write_bytes(content)
-    with pytest.raises(PlanError, match="is no plan that this pyalloc knows"):
+    with pytest.raises(PlanError, match="is not a plan, or one of another version of pyalloc"):
         planning.read(path)
     said = pyalloc("run", "--plan", path, "python", "-c", "pass", expect=2)
     assert "make one: pyalloc plan out.pya -o FILE" in said
@@ -153,11 +153,14 @@ def test_the_binding_refuses_what_is_no_plan(steps: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["vmm:False", "roundup_power2_divisions:4"])
 def test_settings_without_which_there_is_no_plan(setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"{setting} and a plan: .*; leave one of the two out"):
+    with pytest.raises(
+        ConfigError,
+        match=f"{setting} cannot be combined with a plan, because .*; leave one of them out",
+    ):
         Config(setting, "out.plan")
     Config(setting)
     said = pyalloc("run", "--plan", "out.plan", "--conf", setting, "python", expect=2)
-    assert f"{setting} and a plan" in said
+    assert f"{setting} cannot be combined with a plan" in said
 
 
 def ranks_of(folder: Path, steps: Path, *names: str) -> list[Path]:
@@ -258,7 +261,7 @@ def test_a_replay_without_the_plan_it_was_given(steps: Path) -> None:
     said = pyalloc("replay", steps, "--policy", "native", "--plan", target, expect=2)
     assert "only the policy pyalloc uses --plan" in said
     said = pyalloc("replay", steps, "--conf", "vmm:False", "--plan", target, expect=2)
-    assert "vmm:False and a plan" in said
+    assert "vmm:False cannot be combined with a plan" in said
 
 
 def test_whose_plan_is_followed(
@@ -277,7 +280,7 @@ def test_whose_plan_is_followed(
     assert Config.of(plan=given).plan == str(given)
     planning.check(given)
     own.write_text("{}")
-    with pytest.raises(PlanError, match=r"out\.rank1\.plan is no plan"):
+    with pytest.raises(PlanError, match=r"out\.rank1\.plan is not a plan"):
         planning.check(given)
 
 
@@ -323,7 +326,7 @@ def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
     hand.event("step")
     hand.done()
     told = pyalloc("plan", empty, good)
-    assert f"left out: {empty}: no request is in it" in told
+    assert f"left out: {empty}: it has no requests" in told
     assert f"next: pyalloc run --plan {tmp_path / 'out.plan'}" in told
     assert not empty.with_suffix(".plan").exists()
     planning.check(tmp_path / "out.plan")
@@ -332,5 +335,5 @@ def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
     told = pyalloc("plan", empty, other, expect=2)
     assert (
         told.splitlines()[-1]
-        == f"pyalloc plan: {other}: no request is in it, so there is nothing to plan"
+        == f"pyalloc plan: {other}: it has no requests, so there is nothing to plan"
     )

@@ -214,5 +214,8 @@ def test_the_environments_plan_is_found_from_any_folder(steps: Path, tmp_path: P
         assert str(tmp_path / "out.plan") in told.splitlines()
         env = {"PYALLOC_PLAN": "missing.plan"}
         said = pyalloc(*words, sys.executable, program, cwd=tmp_path, env=env, expect=2)
-        assert "missing.plan: No such file or directory; it is what --plan" in said
+        assert (
+            "missing.plan: No such file or directory; --plan, install(plan=...) or PYALLOC_PLAN names"
+            in said
+        )
         assert "Traceback" not in said

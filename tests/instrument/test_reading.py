@@ -59,7 +59,7 @@ def test_two_runs_and_two_steps_are_compared(tmp_path: Path, plan: Plan) -> None
     out = pyalloc("diff", path, "--steps", "1", "40", expect=2)
     assert "there is no step 40; steps go from 0 to 29\n" in out
     out = pyalloc("diff", first, "--steps", "1", "2", expect=2)
-    assert "there is no step 1; no steps are in the file\n" in out
+    assert "there is no step 1; the file has no steps\n" in out
 
 
 def test_what_begins_after_the_last_step_is_its_end(plan: Plan) -> None:
@@ -110,7 +110,7 @@ def test_the_files_of_ranks_are_named_where_there_is_none_without_one(tmp_path: 
     for number in (1, 0):
         rank(tmp_path, number, 0)
     told = pyalloc("report", "out.pya", expect=2, cwd=tmp_path)
-    assert "each rank has its own: out.rank0.pya out.rank1.pya\n" in told
+    assert "each rank has its own file: out.rank0.pya out.rank1.pya\n" in told
 
 
 def test_top_at_any_moment(plan: Plan) -> None:
@@ -358,7 +358,7 @@ def test_a_snapshot_is_read_with_progress_and_may_be_interrupted(tmp_path: Path)
 
 @pytest.mark.parametrize("command", ["report", "top", "stats", "replay"])
 def test_a_dash_is_told_apart_from_a_missing_file(command: str) -> None:
-    assert "- is no file here" in pyalloc(command, "-", expect=2)
+    assert "'-' does not work here" in pyalloc(command, "-", expect=2)
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_a_recording_that_ends_while_it_is_told(
             recording.check(tmp_path / "out.pya", "none", force=False)
     states, errors = found[::2], found[1::2]
     assert states == [{"path": str(tmp_path / "own.pya")}] * 3
-    assert all(f"its recording, to {tmp_path / 'own.pya'}, was begun by" in each for each in errors)
+    assert all(f"its recording to {tmp_path / 'own.pya'} was started by" in each for each in errors)
 
 
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(

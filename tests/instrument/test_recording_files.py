@@ -46,7 +46,7 @@ def test_a_folder_is_refused_before_anything_is_recorded(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for force in (False, True):
-        with pytest.raises(UsageError, match=r"is a folder; name a file in it, as .*out\.pya"):
+        with pytest.raises(UsageError, match=r"is a folder; name a file in it, such as .*out\.pya"):
             recording.record(name, force=force).__enter__()
         with pytest.raises(UsageError, match="is a folder"):
             autorecord.prepare(Path(name), stacks="none", automatic=False, force=force)
@@ -54,7 +54,7 @@ def test_a_folder_is_refused_before_anything_is_recorded(
 
 @pytest.mark.parametrize("name", [3, None, b"out.pya"])
 def test_what_is_no_path_is_told_of_whom(name: str) -> None:
-    with pytest.raises(TypeError, match=r"record\(\) takes the name of a file to write, not"):
+    with pytest.raises(TypeError, match=r"record\(\) needs the name of a file to write, not"):
         recording.record(name).__enter__()
 
 
@@ -82,7 +82,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
         """
     done = dry_python(source, install=allocator == "pyalloc")
     assert done.stdout == "worked on\n"
-    assert done.stderr.count("the recording ends here") == 1
+    assert done.stderr.count("the recording stopped") == 1
     assert f"{tmp_path / 'out.pya'}: File too large" in done.stderr
 
 
@@ -100,7 +100,10 @@ def test_a_disk_that_is_full_at_the_end_is_told_in_a_line(tmp_path: Path, alloca
         "dryrun", "--allocator", allocator, "--record", out, sys.executable, "-W", "ignore", script
     )
     assert "Traceback" not in shown and "Exception ignored" not in shown
-    assert shown.count("the recording ends here") == 1 and f"room for: {out}.part" in shown
+    assert (
+        shown.count("the recording stopped") == 1
+        and f"what was written so far is in {out}.part" in shown
+    )
 
 
 @pytest.mark.parametrize("at_exit", [False, True])
@@ -129,7 +132,7 @@ def test_an_interrupt_at_the_end_loses_nothing(
             print("interrupted")
         """)
     assert done.stdout == ("" if at_exit else "interrupted\n")
-    assert done.stderr == "pyalloc: the recording is being written; Ctrl-C again leaves it\n"
+    assert done.stderr == "pyalloc: finishing the recording; press Ctrl-C again to abandon it\n"
     found = trace.analyse(out)
     assert found.totals["is_complete"] and found.totals["n_allocs"] == 9
 
@@ -138,7 +141,7 @@ def test_an_interrupt_at_the_end_loses_nothing(
     ("variable", "value", "told"),
     [
         ("WORLD_SIZE", "", ""),
-        (autorecord.STACKS, "pyhton", "not recorded: stacks is one of python"),
+        (autorecord.STACKS, "pyhton", "not being recorded: stacks must be one of python"),
     ],
 )
 def test_odd_variables_do_not_end_the_program(
@@ -167,7 +170,7 @@ def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, 
         told = pyalloc(command, "--record", out, sys.executable, "-c", "", expect=2)
         assert f"{mine} already exists; --force overwrites it" in told
     if recorded.beside(out) == mine:
-        with pytest.raises(UsageError, match=r"out\.oom\.txt exists"):
+        with pytest.raises(UsageError, match=r"out\.oom\.txt already exists"):
             recording.check(out, "python", force=False)
     assert mine.read_text() == "mine"
     pyalloc("dryrun", "--record", out, "--force", sys.executable, "-c", "")
@@ -251,7 +254,7 @@ def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str
     assert found.totals["end_bytes"] == 63 * MIB and not found.totals["is_complete"]
     assert "program.py:2" in found.by_line(found.peak.blocks)[0].name
     assert "The file was cut off" in pyalloc("report", part, "--no-replay")
-    assert "was cut off: " in pyalloc("report", out, expect=2)  # the name it would have got
+    assert "was cut off, so read " in pyalloc("report", out, expect=2)  # the name it would have got
 
 
 def test_a_recording_that_ends_while_it_is_read_is_told_by_its_name(plan: Plan) -> None:
@@ -262,8 +265,8 @@ def test_a_recording_that_ends_while_it_is_read_is_told_by_its_name(plan: Plan) 
         trace.analyse(part)
         part.rename(out)
         trace.analyse(part)
-    assert str(caught.value).endswith(f"; its recording has ended: {out}")
-    assert f"; its recording has ended: {out}" in pyalloc("report", part, expect=2)
+    assert str(caught.value).endswith(f"; its recording has ended, so read {out}")
+    assert f"; its recording has ended, so read {out}" in pyalloc("report", part, expect=2)
 
 
 def test_a_program_may_go_elsewhere_while_it_is_recorded(
@@ -329,6 +332,6 @@ def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
         print(os.path.exists({out!r}))
         """)
     first, second, third, fourth = done.stdout.splitlines()
-    assert "out.pya.part exists, from a recording that was cut off" in first
+    assert "out.pya.part already exists (from a recording that was cut off" in first
     assert second == "False" and "being written already" in third
     assert fourth == "True"  # what was recorded before stays until another is whole

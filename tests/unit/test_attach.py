@@ -92,13 +92,15 @@ def test_a_process_that_proc_does_not_have_may_be_there(
     with pytest.raises(UsageError, match="process 1 belongs to another user"):
         processes.find(1)
     (tmp_path / "self").rmdir()
-    with pytest.raises(UsageError, match="cannot be told: /proc is not mounted here"):
+    with pytest.raises(UsageError, match="because /proc is not mounted here"):
         live.ask(1)
 
 
 def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with process("cat") as pid:
-        assert f"process {pid} (cat) is not Python with torch; attach to" in said(capsys, str(pid))
+        assert f"process {pid} (cat) is not a Python process with torch; attach to" in said(
+            capsys, str(pid)
+        )
         os.kill(pid, signal.SIGSTOP)
         end = time.monotonic() + PATIENCE_S
         while processes._status(pid)["State"][0] != "T" and time.monotonic() < end:
@@ -111,7 +113,7 @@ def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]
     with process(*PYTHON) as pid:
         found = said(capsys, str(pid))
         assert "has not loaded torch; attach to" in found and "`pyalloc run --record" in found
-        assert f"process {pid} is not recorded" in said(capsys, str(pid), "--stop")
+        assert f"process {pid} is not being recorded" in said(capsys, str(pid), "--stop")
     assert "is this command itself" in said(capsys, str(os.getpid()))
     assert os.listdir() == []
 
@@ -140,7 +142,7 @@ def test_a_thread_is_told_by_its_process(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (["/usr/lib/libpython3.9.so.1.0"], "runs Python 3.9, and pyalloc needs 3.10 or newer"),
+        (["/usr/lib/libpython3.9.so.1.0"], "runs Python 3.9, but pyalloc needs 3.10 or newer"),
         (["/usr/lib/libpython3.12.so.1.0"], "has not loaded torch"),
     ],
 )
@@ -173,7 +175,7 @@ def test_a_process_of_another_user_is_left_alone(capsys: pytest.CaptureFixture[s
             assert cli.main([command, str(pid)]) == 2
             told = capsys.readouterr().err
             assert told.split(": ", 1)[1] == (
-                f"process {pid} belongs to nobody; run this as nobody, not as another user\n"
+                f"process {pid} belongs to nobody; run this command as nobody\n"
             )
 
 
@@ -183,7 +185,7 @@ def test_a_process_of_another_user_is_left_alone(capsys: pytest.CaptureFixture[s
 )
 def test_a_process_of_a_container_is_told_by_it(capsys: pytest.CaptureFixture[str]) -> None:
     with process("unshare", "-m", "cat") as pid:
-        assert "inside of it (docker exec" in said(capsys, str(pid))
+        assert "inside that container (docker exec" in said(capsys, str(pid))
 
 
 # ---- gdb ----
@@ -237,10 +239,10 @@ def test_what_else_gdb_says_is_passed_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake_gdb(tmp_path, "echo 'No symbol \"mmap\" in current context.'", monkeypatch)
-    assert 'the last it said: No symbol "mmap"' in said(capsys, str(python.pid))
+    assert 'its last line of output: No symbol "mmap"' in said(capsys, str(python.pid))
     with monkeypatch.context() as patch:
         patch.setattr(processes, "tracer", lambda _pid: 77)
-        assert "held by another debugger (process 77)" in said(capsys, str(python.pid))
+        assert "another debugger (process 77) is attached" in said(capsys, str(python.pid))
     fake_gdb(tmp_path, f"kill -9 {python.pid}; echo gone", monkeypatch)
     is_there, looks = processes.is_there, []
 
@@ -249,7 +251,7 @@ def test_what_else_gdb_says_is_passed_on(
         return len(looks) < 3 or is_there(pid)
 
     monkeypatch.setattr(processes, "is_there", late)  # what ends takes its time
-    assert f"process {python.pid} has ended meanwhile" in said(capsys, str(python.pid))
+    assert f"process {python.pid} has ended in the meantime" in said(capsys, str(python.pid))
 
 
 def test_a_gdb_that_cannot_write_registers_is_told(
@@ -459,5 +461,5 @@ def test_a_debugger_is_for_the_processor_whose_registers_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(debugger.platform, "machine", lambda: "aarch64")
-    with pytest.raises(UsageError, match="on x86-64 alone: start the program with `pyalloc run`"):
+    with pytest.raises(UsageError, match="x86-64 only; start the program with `pyalloc run`"):
         debugger._gdb()

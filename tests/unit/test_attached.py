@@ -59,9 +59,9 @@ def test_what_could_not_be_begun_is_told_to_who_ends_it(capsys: pytest.CaptureFi
     attached._start_with_cuda(waiting(), SimpleNamespace(begin=begin))  # type: ignore[arg-type]
     assert "this process is not being recorded: [Errno 28] the disk" in capsys.readouterr().err
     assert attached.state() is None
-    why = "its recording to out.pya ended by itself: [Errno 28] the disk is full"
+    why = "its recording to out.pya ended early: [Errno 28] the disk is full"
     assert attached.answer({"attach": "end"}) == {"error": why}
-    assert attached.answer({"attach": "end"}) == {"error": "it is not recorded"}
+    assert attached.answer({"attach": "end"}) == {"error": "it is not being recorded"}
 
 
 def test_a_forked_process_has_no_recording_of_its_parents() -> None:
@@ -260,7 +260,9 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_questions_over_the_socket_are_answered(
     service: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert live.request(service, {"attach": "end"}, PATIENCE_S) == {"error": "it is not recorded"}
+    assert live.request(service, {"attach": "end"}, PATIENCE_S) == {
+        "error": "it is not being recorded"
+    }
     found = live.request(service, {"attach": "fly"}, PATIENCE_S)
     assert found is not None and "another version" in found["error"]
     assert live.ask(service)["recording"] is None

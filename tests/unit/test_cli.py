@@ -292,7 +292,7 @@ def test_a_limit_that_is_no_size_is_told_with_its_option(
     [
         (["pyhton", "train.py"], "'pyhton' was not found"),
         (["python", "-I", "train.py"], "leave out -I"),
-        (["--devices", "0", "python", "train.py"], "--devices is a number from 1 to 16, not 0"),
+        (["--devices", "0", "python", "train.py"], "--devices must be from 1 to 16, not 0"),
         (["--memory", "0", "python", "train.py"], "--memory: '0' is not a size; write for example"),
         (["--memory", "1", "python", "train.py"], "--memory: '1' is less than 2 MiB; did you mean"),
         (["python", "train.py"], "has no PyTorch"),

@@ -49,7 +49,7 @@ def test_a_phase_whose_name_is_no_text_is_refused_before_anybody_hears(
     """A recording would end at it."""
     heard = Heard()
     monkeypatch.setattr(marks, "listeners", [heard])
-    with pytest.raises(TypeError, match="name is a text, not"), pyalloc.phase(name):  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name must be a string, not"), pyalloc.phase(name):  # type: ignore[arg-type]
         pass
     assert heard.told == []
 
@@ -57,8 +57,8 @@ def test_a_phase_whose_name_is_no_text_is_refused_before_anybody_hears(
 @pytest.mark.parametrize(
     ("number", "error", "why"),
     [
-        ("3", TypeError, "whole number, not '3'"),
-        (2.5, TypeError, "whole number, not 2.5"),
+        ("3", TypeError, "an integer, not '3'"),
+        (2.5, TypeError, "an integer, not 2.5"),
         (-1, pyalloc.ConfigError, "from 0 to .*, not -1"),
         (2**63, pyalloc.ConfigError, "from 0 to .*, not 9223372036854775808"),
     ],

@@ -116,7 +116,7 @@ def test_a_trace_replaces_no_pipe_and_no_folder(
 ) -> None:
     make(tmp_path / name)
     kind = stat.S_IFMT((tmp_path / name).stat().st_mode)
-    with pytest.raises(UsageError, match="no plain file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         _core.TraceWriter(tmp_path / "out.pya", True)
     assert stat.S_IFMT((tmp_path / name).stat().st_mode) == kind
     assert [p.name for p in tmp_path.iterdir()] == [name]
