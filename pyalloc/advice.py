@@ -66,16 +66,16 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         modules = Counter(in_all_layers(block.module) for block in blocks if block.module)
         within = f" (in {modules.most_common(1)[0][0]})" if modules else ""
         why = (
-            "Something keeps these tensors: a list of losses without .item() or .detach(), a cache, a history, "
+            "Something keeps these tensors: a list of losses without .item() or .detach(), a cache, a history, or "
             "what a hook collects."
             if grown.more_blocks
-            else "They are as many as before, but larger: one that is added to (torch.cat), or what is as long as an "
-            "input; inputs that grow from step to step are no leak."
+            else "There are as many tensors as before, but larger ones: something is appended to (torch.cat), or is "
+            "as long as an input. Inputs that grow from step to step are not a leak."
         )
         yield Advice(
             "leak",
             f"{grown.name}{within} holds {size(grown.per_step)} more at each {turn} "
-            f"({size(grown.bytes)} in the {turn}s looked at). {why}",
+            f"({size(grown.bytes)} over those examined). {why}",
             grown.bytes,
         )
 
@@ -170,8 +170,12 @@ def _without(runs: list[list[Phase]], analysis: Analysis) -> tuple[int, str, int
     each = f"{'up to ' * (2 * min(left) < max(left))}{size(max(left))}"
     passes = [phase for run in runs for phase in run]
     saved = _falls_without(_kept_by(passes, analysis), runs, analysis)
-    falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
-    return len(most), each, saved, f"The peak {falls}."
+    falls = (
+        f"That would lower the peak by about {size(saved)}."
+        if saved
+        else "The peak lies elsewhere and would not change."
+    )
+    return len(most), each, saved, falls
 
 
 def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
@@ -179,7 +183,7 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
         n, each, saved, falls = _without(runs, analysis)
         yield Advice(
             "no_grad",
-            f"{n} forward passes in a row keep {each} each for a backward that never comes: put "
+            f"{n} forward passes in a row keep {each} each for a backward pass that never comes. Put "
             f"`with torch.no_grad():` (or torch.inference_mode()) around evaluation. {falls}",
             saved,
         )
@@ -190,8 +194,8 @@ def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advic
         n, each, saved, falls = _without(runs, analysis)
         yield Advice(
             "retain_graph",
-            f"{n} forward passes in a row keep {each} each after their backward, which was called with "
-            "retain_graph=True: leave that out, and `.detach()` what one step hands to the next (a hidden state). "
+            f"{n} forward passes in a row keep {each} each after their backward pass, which was called with "
+            "retain_graph=True. Leave that out, and `.detach()` what one step passes on to the next (a hidden state). "
             f"{falls}",
             saved,
         )
@@ -214,9 +218,9 @@ def _reductions(analysis: Analysis) -> Iterator[Advice]:
         shown = f" (`{code}`)" if code else ""
         yield Advice(
             "broadcast_product",
-            f"{where}{shown} makes a temporary of {size(block.bytes)} and at once reduces it to {size(result)}. "
-            "torch.einsum, a matrix product or torch.cdist give the same without it, at most "
-            "with a workspace of cuBLAS (32 MiB) meanwhile.",
+            f"{where}{shown} makes a temporary of {size(block.bytes)} and immediately reduces it to {size(result)}. "
+            "torch.einsum, a matrix product or torch.cdist compute the same without it, needing at most a cuBLAS "
+            "workspace (32 MiB).",
             sum(b.bytes for b in analysis.peak.blocks if _is_dropped_with(analysis, block, b))
             - result,
         )
@@ -278,9 +282,9 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
         lies = f"in {phase}" if phase else "before backward"
         yield Advice(
             "zero_grad",
-            f"{size(held)} of old gradients are alive at the peak, which lies {lies}: "
-            "optimizer.zero_grad(set_to_none=True) before the forward pass gives them back. "
-            f"The peak falls by about {size(saved)} then.",
+            f"{size(held)} of old gradients are alive at the peak, which lies {lies}. Call "
+            "optimizer.zero_grad(set_to_none=True) before the forward pass to free them. "
+            f"That would lower the peak by about {size(saved)}.",
             saved,
         )
     begin = min(
@@ -291,9 +295,9 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
     if old > least:
         yield Advice(
             "zero_grad",
-            f"{size(old)} of old gradients are alive at the peak, which lies in backward: after "
-            "optimizer.zero_grad(set_to_none=True) each is made only where backward gets to it, and the peak falls by "
-            "up to as much.",
+            f"{size(old)} of old gradients are alive at the peak, which lies in backward. After "
+            "optimizer.zero_grad(set_to_none=True) each gradient is made only when backward reaches it, which lowers "
+            "the peak by up to as much.",
         )
 
 
@@ -309,9 +313,9 @@ def _unused_gradients(analysis: Analysis) -> Iterator[Advice]:
     if min(unused, held) > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
             "unused_gradients",
-            f"{size(unused)} of gradients are of parameters that no optimizer steps, of {models}: "
-            "model.requires_grad_(False) spares them, and all that its forward pass keeps for backward where what "
-            "goes in needs no gradient either (then torch.no_grad() around the pass does as well).",
+            f"{size(unused)} of gradients belong to parameters that no optimizer updates, in {models}. "
+            "model.requires_grad_(False) avoids them and, if the model's input needs no gradient either, all that the "
+            "forward pass keeps for backward (torch.no_grad() around the pass does the same then).",
             min(unused, held),
         )
 
@@ -332,9 +336,9 @@ def _doubled_state(analysis: Analysis) -> Iterator[Advice]:
     if doubled > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
             "optimizer_state",
-            f"{n} optimizers hold state of the same parameters, {size(doubled)} more at the peak than one would: "
-            "something keeps those of before (a list, a scheduler) where a new one is made. Drop them, or go on with "
-            "the first and set its learning rate.",
+            f"{n} optimizers hold state for the same parameters, {size(doubled)} more at the peak than one would. "
+            "Something (a list, a scheduler) keeps the old ones when a new one is made. Drop them, or keep using the "
+            "first and set its learning rate.",
             doubled,
         )
 
@@ -358,15 +362,15 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
     if 3 * saved > least:
         name = max(sizes, key=lambda key: sizes[key])
         graph = (
-            " backward(retain_graph=True) leaves all that the output was made from as well: leave that out."
+            " backward(retain_graph=True) also keeps everything the output was computed from; leave it out."
             if "retain_graph" in analysis.notes
             else ""
         )
         yield Advice(
             "stale",
-            f"{size(total)} at the peak were made in an earlier step, most at {name}, and are dropped only later in "
-            "this one: a variable (an output, a loss) keeps them until it is assigned anew. `del` it at the end of "
-            f"the step, or put the step into a function.{graph} The peak falls by about {size(saved)} then.",
+            f"{size(total)} at the peak were made in an earlier step, most of it at {name}, and are freed only later "
+            "in this step: a variable (an output, a loss) holds them until it is reassigned. `del` it at the end of "
+            f"the step, or put the step into a function.{graph} That would lower the peak by about {size(saved)}.",
             saved,
         )
 
@@ -382,8 +386,8 @@ def _loaded(analysis: Analysis) -> Iterator[Advice]:
         yield Advice(
             "loaded",
             f"{size(total)} at the peak are tensors that torch.load() made at {analysis.name(held[0].stack)} and that "
-            "are no parameters: the dictionary of a checkpoint is still held. `del` it once load_state_dict() is "
-            'done, or load it with map_location="cpu".',
+            "are not parameters: a checkpoint's dictionary is still held. `del` it after load_state_dict(), or load it "
+            'with map_location="cpu".',
             total,
         )
 
@@ -392,15 +396,15 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
     oom = analysis.oom
     if oom is not None and oom.is_fragmented:
         gaps = oom.moment.common_gaps
-        free = f", and {size(oom.free)} free" * (oom.idle_bytes < oom.asked)
+        free = f", and {size(oom.free)} were free" * (oom.idle_bytes < oom.asked)
         why = (
-            f"fragmentation. {size(page_bytes(gaps))} of them were whole pages, which pyalloc joins."
+            f"fragmentation. {size(page_bytes(gaps))} of it were whole pages, which pyalloc joins."
             if oom.largest_gap < oom.asked
-            else "they were kept for another stream, or for requests up to 1 MiB or above."
+            else "it was kept for another stream, or for the other kind of requests (up to 1 MiB, or above)."
         )
         yield Advice(
             "fragmentation",
-            f"out of memory for {size(oom.asked)}{oom.where} while {size(oom.idle_bytes)} were reserved but "
+            f"Out of memory for {size(oom.asked)}{oom.where} while {size(oom.idle_bytes)} were reserved but "
             f"idle, in {len(gaps)} piece{'s' * (len(gaps) != 1)} of at most {size(oom.largest_gap)}{free}: {why}",
             oom.idle_bytes,
         )
@@ -411,17 +415,17 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
     if pending > idle / 2 and idle > totals["peak_bytes"] * 0.1:
         yield Advice(
             "record_stream",
-            f"{size(pending)} of freed tensors could not be used again when most was reserved: record_stream() had "
-            "said that other streams work on them, and that work had not finished. Fewer of them under way (less "
-            "prefetching, an earlier wait_stream()) need less, and so does an event that is waited for before the "
-            "last reference goes, instead of record_stream().",
+            f"{size(pending)} of freed tensors could not be reused when reserved memory peaked: record_stream() had "
+            "marked them as used by other streams, whose work had not finished. Keep fewer of them in flight (less "
+            "prefetching, an earlier wait_stream()), or replace record_stream() by waiting for an event before the "
+            "last reference goes away.",
             min(pending, idle),
         )
     elif analysis.has_segments and not analysis.ooms and idle > totals["peak_bytes"] * 0.1:
         gaps = analysis.peak.gaps
         yield Advice(
             "fragmentation",
-            f"{size(totals['peak_reserved_bytes'])} were reserved for a peak of {size(totals['peak_bytes'])}: "
+            f"{size(totals['peak_reserved_bytes'])} were reserved for a peak of {size(totals['peak_bytes'])}, so "
             f"{size(idle)} lay idle (at the peak in {len(gaps)} piece{'s' * (len(gaps) != 1)}, the largest "
             f"{size(analysis.peak.largest_gap)}).{_of_other_streams(analysis, at_most)}",
             idle,
@@ -446,8 +450,8 @@ def _of_other_streams(analysis: Analysis, moment: Moment | None) -> str:
         return ""
     streams = "another stream" if len(apart) == 1 else f"{len(apart)} other streams"
     return (
-        f" When most was reserved, {size(sum(apart))} of the idle memory belonged to {streams}: torch's allocator "
-        "keeps memory for the stream that asked for it (CUDA graphs have streams of their own)."
+        f" When reserved memory peaked, {size(sum(apart))} of the idle memory belonged to {streams}: torch's allocator "
+        "keeps memory for the stream that requested it (CUDA graphs have their own streams)."
     )
 
 
@@ -470,10 +474,13 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
             "native": "torch's default allocator",
         }.get(best, best)
         told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
-        refused = " What it was refused when out of memory, and would have done then, is not in the trace."
+        refused = (
+            " The trace does not contain the requests that were refused when memory ran out, or what would have "
+            "followed."
+        )
         rest = refused * bool(analysis.ooms)
         other = "".join(f" {caveat}" for caveat in of_replays(analysis.notes))
-        several = f"the peaks of {len(devices)} devices, added up; " * (len(devices) > 1)
+        several = f"sums over the peaks of {len(devices)} devices; " * (len(devices) > 1)
         yield Advice(
             "policy",
             f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "
@@ -508,7 +515,7 @@ def _plan(analysis: Analysis) -> Iterator[Advice]:
         follow = f"pyalloc run --plan {shlex.quote(str(recorded.plan(analysis.path)))}"
         yield Advice(
             "plan",
-            f"its steps ask for the same each time: with a plan (`{make}`, then `{follow}`) pyalloc would have "
+            f"The steps make the same requests each time. With a plan (`{make}`, then `{follow}`) pyalloc would have "
             f"needed {size(planned)} instead of {size(own)} "
             f"({size(unplanned)} without the plan).",
             own - planned,

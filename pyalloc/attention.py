@@ -53,11 +53,11 @@ def _of_function(held: list[tuple[source.Place, Block]], analysis: Analysis) -> 
     if saved > least:
         yield Advice(
             "attention",
-            f"{len(blocks)} tensors of {where} hold {size(sum(b.bytes for b in blocks))} at the peak: scores and "
-            "weights of attention, for all pairs of places. "
-            "torch.nn.functional.scaled_dot_product_attention() keeps none of them, nor does "
-            'pyalloc.ops.scaled_attention(); libraries have a switch ("sdpa", fused attention). The peak falls by '
-            f"{size(saved)} or more then.",
+            f"{len(blocks)} tensors of {where} hold {size(sum(b.bytes for b in blocks))} at the peak: attention scores "
+            "and weights, for all pairs of positions. "
+            "torch.nn.functional.scaled_dot_product_attention() keeps none of them, and neither does "
+            'pyalloc.ops.scaled_attention(); model libraries have a switch for it ("sdpa", fused attention). That '
+            f"would lower the peak by {size(saved)} or more.",
             saved,
         )
 

@@ -12,20 +12,20 @@ from pyalloc.units import size
 STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
 BEFORE = "before"  # the note of how many events stand for what was there when the history began
 _HISTORIES = {  # what a snapshot's does not tell
-    "none": "The snapshot has no history, only what was in use when it was written: what is called the peak is "
-    "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
-    "of the program keeps one, and so does `pyalloc run --record`.",
+    "none": "The snapshot has no history, only what was in use when it was written. What is called the peak here is "
+    "that moment; earlier peaks are unknown. To keep a history, call torch.cuda.memory._record_memory_history() at "
+    "the start of the program, or use `pyalloc run --record`.",
     "torn": "The snapshot's history leaves out allocations or frees (skip_actions of "
-    "torch.cuda.memory._record_memory_history()), so that nothing can be told from it: what is called the "
-    "peak is the moment when it was written.",
-    "late": "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
-    "than max_entries events): what happened before, higher peaks too, is not in it.",
+    "torch.cuda.memory._record_memory_history()), so it cannot be used. What is called the peak here is the moment "
+    "when the snapshot was written.",
+    "late": "The snapshot's history begins when memory was already in use (it was switched on late, or there were "
+    "more than max_entries events). What happened before is missing, including any higher peak.",
 }
 _LATE = (
-    "The recording begins when memory was in use already: what happened before, higher peaks too, is not in it, and of "
-    "what was in use then no lines are known."
+    "The recording begins when memory was already in use. What happened before is missing, including any higher peak, "
+    "and the lines that allocated what was in use then are unknown."
 )
-_CUT = "The file was cut off; what is there is shown."
+_CUT = "The file was cut off; the figures are those of the part that is there."
 UNMODELLED = ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 
@@ -56,8 +56,8 @@ def gap(lost: str, between: str) -> str:
     """What a recording says that could not get all events."""
     where = f" between events {between}" * bool(between)
     return (
-        f"The recording has a gap: {lost} events were lost while recording{where}. Figures are not those of the "
-        "program: peaks, and what replays and plans need, may be far too low, what is in use later too high."
+        f"The recording has a gap: {lost} events were lost{where}, so its figures are not those of the program. Peaks, "
+        "and what replays and plans need, may be far too low; what is in use later may be too high."
     )
 
 
@@ -81,9 +81,9 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several
         seen = totals["n_record_streams"]
         found.append(
-            f"Memory was asked for on {n_streams} streams, and torch's history does not tell of record_stream() "
-            f"({seen or 'no'} calls from Python are in the trace, those from C++ never are): replays may reuse such "
-            "memory too early and come out a little low. Recordings on pyalloc have all calls."
+            f"Memory was requested on {n_streams} streams, and torch's history does not contain record_stream() "
+            f"(calls from Python in the trace: {seen or 'none'}; calls from C++ are never there). Replays may reuse "
+            "such memory too early, so their figures may be a little low. Recordings on pyalloc have all calls."
         )
     return found
 
@@ -95,7 +95,7 @@ def of_replays(notes: dict[str, str]) -> list[str]:
     if not own:
         return []
     return [
-        f"Recorded with {', '.join(own)}; replays on native and expandable segments are without."
+        f"Recorded with {', '.join(own)}, which replays on native and expandable segments do not model."
     ]
 
 
@@ -104,32 +104,33 @@ def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool, unsplit
     found = unseen(notes, totals)
     if is_empty and not totals["is_complete"]:
         found.append(
-            "What was written before holds no allocation, which says nothing about the program. If the file was "
-            "copied, copy it again; else record again, and let the program run for longer, best to its end."
+            "The part that is there holds no allocation, which says nothing about the program. If the file was "
+            "copied, copy it again; otherwise record again and let the program run longer, ideally to its end."
         )
     elif is_empty and not gap_of(notes):
         found.append(
-            "No allocation is in it: the program took no CUDA memory while it was recorded."
+            "It holds no allocation: the program used no CUDA memory while it was recorded."
         )
     if "steps_end_with" in notes:
         found.append(
-            f"Steps end with each step() of {notes['steps_end_with']}. A snapshot does not tell two of a class apart: "
-            "with several each iteration has as many steps, unless torch.profiler's step() marks them."
+            f"Each step() of {notes['steps_end_with']} ends a step. A snapshot cannot tell two optimizers of one class "
+            "apart: with several, each iteration counts as several steps, unless torch.profiler's step() marks them."
         )
     if unsplit > totals["peak_bytes"] / 200:
         found.append(
-            f"torch.cuda.max_memory_allocated() is higher, by {size(unsplit)} at the peak: torch's allocator "
-            "counts with a large block what it does not split off behind it (up to 1 MiB)."
+            f"torch.cuda.max_memory_allocated() is higher by {size(unsplit)} at the peak: torch's allocator also "
+            "counts the unused rest behind a large block (up to 1 MiB) that it does not split off."
         )
     peaks = totals["device_peak"]
     if len(peaks) > 1:
         each = ", ".join(f"{index}: {size(peak)}" for index, peak in peaks.items())
         found.append(
-            f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
+            f"The memory of {len(peaks)} devices is added up; their own peaks are {each}. Use --device N to look at "
+            "one."
         )
     if totals["n_lost"]:
         found.append(
-            f"{totals['n_lost']:,} phases, steps or errors came after as many as are kept (65,536; 256 errors): "
-            "tables and the verdict on leaks are of those before; the peak and its phase are of all."
+            f"{totals['n_lost']:,} phases, steps or errors exceed what is kept (65,536; 256 errors). Tables and the "
+            "verdict on leaks cover only those before; the peak and its phase cover all."
         )
     return found

@@ -112,9 +112,10 @@ def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> I
         how = _checkpointing(analysis, members[0], "each")
         yield Advice(
             "checkpoint",
-            f"activations in {_modules(family, len(members))} hold {size(sum(sizes))} at the peak, "
-            f"{size(max(sizes))} at most in one. {how} would make them again in backward, one module's at a time; "
-            f"what goes from one to the next stays. The peak falls by about {size(saved)} then.",
+            f"Activations in {_modules(family, len(members))} hold {size(sum(sizes))} at the peak, "
+            f"at most {size(max(sizes))} in one of them. {how} would recompute them in backward, one module at a time; "
+            "what one module passes on to the next stays. "
+            f"That would lower the peak by about {size(saved)}.",
             saved,
         )
 
@@ -136,10 +137,10 @@ def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) ->
     if saved:
         yield Advice(
             "checkpoint",
-            f"activations in {_modules(family, len(members))} hold {size(total)} at the peak. "
+            f"Activations in {_modules(family, len(members))} hold {size(total)} at the peak. "
             f"torch.utils.checkpoint.checkpoint_sequential(sequence, {n_parts}, x, use_reentrant=False), in place of "
-            f"sequence(x), would make them again in backward, one part of {n_parts} at a time (a checkpoint around "
-            f"all of it would save nothing). The peak falls by up to {size(saved)} then.",
+            f"sequence(x), would recompute them in backward, one of {n_parts} parts at a time (one checkpoint around "
+            f"all of it would save nothing). That would lower the peak by up to {size(saved)}.",
             saved,
         )
 
@@ -170,8 +171,8 @@ def _of_function(
         )
         yield Advice(
             "checkpoint",
-            f"{len(blocks)} activations of {name} hold {size(total)} at the peak. {how} would make them again in "
-            f"backward instead of keeping them: the peak falls by up to {size(saved)} then.{fused}",
+            f"{len(blocks)} activations of {name} hold {size(total)} at the peak. {how} would recompute them in "
+            f"backward instead of keeping them. That would lower the peak by up to {size(saved)}.{fused}",
             saved,
         )
 

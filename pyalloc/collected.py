@@ -49,8 +49,8 @@ def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) ->
         yield Advice(
             "collected",
             f"{len(kept)} tensors of {_name(blocks, analysis)} hold {size(sum(b.bytes for b in kept))} at the peak: "
-            f"what {len(of_pass)} passes without a backward left on the device. "
-            f"{_instead(blocks, analysis)} The peak falls by about {size(saved)} then.",
+            f"the results of {len(of_pass)} passes without backward, left on the device. "
+            f"{_instead(blocks, analysis)} That would lower the peak by about {size(saved)}.",
             saved,
         )
 
@@ -73,9 +73,9 @@ def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
     if saved > least:
         yield Advice(
             "collected",
-            f"{_name(blocks, analysis)} joins a tensor of {size(before.bytes)} and {size(added)} more into a new one "
-            "of both, each time: old and new are there at once, and few of them fit into memory that others left. "
-            f"{_instead(blocks, analysis)} The peak falls by about {size(saved)} then.",
+            f"{_name(blocks, analysis)} joins a tensor of {size(before.bytes)} and {size(added)} more into a new "
+            "tensor, over and over: the old and the new one exist together, and few of them fit into memory that was "
+            f"freed before. {_instead(blocks, analysis)} That would lower the peak by about {size(saved)}.",
             saved,
         )
 
@@ -88,10 +88,10 @@ def _instead(blocks: list[Block], analysis: Analysis) -> str:
     frames = analysis.frames(blocks[0].stack)
     if any(file.endswith("/transformers/trainer.py") for _, file, _ in frames):
         return (
-            "Of transformers' Trainer eval_accumulation_steps=1 brings them to the host, and "
+            "In transformers' Trainer, eval_accumulation_steps=1 moves them to the host, and "
             "preprocess_logits_for_metrics keeps less of each (.argmax(-1))."
         )
     return (
-        "Where the device does not need them, bring each to the host as it is made (`.cpu()`) and join them there, or "
+        "If the device does not need them, move each to the host as it is made (`.cpu()`) and join them there, or "
         "keep less of each (`.argmax(-1)`, a sum)."
     )

@@ -47,7 +47,7 @@ def _looked_at(analysis: Analysis) -> list[tuple[int, Moment]]:
 
 def turn(analysis: Analysis) -> str:
     """What these are."""
-    return "step" if len(_turns(analysis)) == len(analysis.steps) else "backward"
+    return "step" if len(_turns(analysis)) == len(analysis.steps) else "backward pass"
 
 
 def growth(analysis: Analysis) -> list[Growth]:
@@ -92,19 +92,20 @@ def verdict(analysis: Analysis) -> str:
     if len(_turns(analysis)) < LEAST_TURNS:
         n = len(analysis.steps)
         return (
-            f"leak not known: {n or 'no'} step{'s' * (n != 1)} began, a verdict needs five or more (optimizer.step() "
-            "ends one; else the program says pyalloc.step() where each begins)"
+            f"leak unknown: a verdict needs five or more steps, and {n or 'no'} step{'s' * (n != 1)} began "
+            "(optimizer.step() ends one; without an optimizer, call pyalloc.step() where each begins)"
         )
     grown, each = growth(analysis), turn(analysis)
     if grown:
         total = sum(one.per_step for one in grown)
-        larger = "" if grown[0].more_blocks else ", in as many blocks as before, larger ones"
+        larger = "" if grown[0].more_blocks else ", in as many blocks as before, but larger ones"
         return f"leak: {total / MIB:.2f} MiB more at each {each}, most at {grown[0].name}{larger}"
     jumped = jumps(analysis)
     if jumped:
         return (
-            f"leak not sure: nothing grows at every {each}, but {jumped[0].name} comes to hold "
-            f"{jumped[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"
+            f"possible leak: nothing grows at every {each}, but {jumped[0].name} came to hold "
+            f"{jumped[0].bytes / MIB:.1f} MiB more in a few of them (an evaluation or a cache that keeps something, "
+            "or a leak)"
         )
     least = f"{_least(analysis) / MIB:.2f} MiB"
-    return f"no leak: nothing grows from {each} to {each} (what grows by less than {least} in all is not counted)"
+    return f"no leak: nothing grows from {each} to {each} (ignoring growth below {least} in total)"

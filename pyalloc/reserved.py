@@ -14,7 +14,7 @@ from pyalloc.moments import Block, Moment
 from pyalloc.units import MIB, size
 
 _SMALL_SEGMENT = 2 * MIB  # torch's allocator has these for requests up to 1 MiB, and no others
-_UNKNOWN = "before the history, or not known"
+_UNKNOWN = "from before the recording, or unknown"
 _LEAST = 0.02  # of what is reserved: where all but this is in use there is nothing to explain
 
 
@@ -107,7 +107,7 @@ def at_most(analysis: Analysis) -> Reserved | None:
     rows = [
         Row("in use", moment.allocated_bytes, len(moment.blocks)),
         Row(
-            "freed, but other streams still work on it (record_stream)",
+            "freed, but still used by other streams (record_stream)",
             moment.pending_bytes,
             len(moment.pending),
         ),
@@ -127,7 +127,7 @@ def _makers(analysis: Analysis, moment: Moment) -> list[Maker]:
         idle[segment[3], segment[0]] += n
     sums: dict[str, list[int]] = {}
     for address, n_bytes, _, device, is_mapped in moment.segments:
-        name = "mapped by pages, for many requests" if is_mapped else _UNKNOWN
+        name = "mapped page by page, for many requests" if is_mapped else _UNKNOWN
         if (device, address) in requests:
             stack, phase = requests[device, address]
             name = analysis.where(stack) or analysis.nameless(stack, phase)
@@ -148,11 +148,11 @@ def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[
         _, n_segment, stream, device, is_mapped = piece[0]
         name = ""
         if is_split and stream != streams.get(device, stream):
-            name = "idle, in segments that other streams asked for"
+            name = "idle, in segments of other streams"
         elif is_split and n_segment == _SMALL_SEGMENT and not is_mapped:
             name = "idle, kept for requests up to 1 MiB"
         elif is_split and piece in unsplit:
-            name = "behind blocks above 1 MiB, too little to be split off"
+            name = "unused rest behind blocks above 1 MiB, too small to split off"
         found.setdefault(name, []).append(piece[2])
     for name, sizes in sorted(found.items(), reverse=True):
         yield Row(name or f"idle, in pieces of at most {size(max(sizes))}", sum(sizes), len(sizes))

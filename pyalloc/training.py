@@ -51,14 +51,14 @@ def _foreach(analysis: Analysis) -> Iterator[Advice]:
     if not _is_worth(saved, analysis):
         return
     way = (
-        "fused=True, given to the optimizer, makes none"
+        "Pass fused=True to the optimizer to make none of them."
         if name in _FUSED
-        else "foreach=False, given to the optimizer, makes those of one parameter at a time"
+        else "Pass foreach=False to the optimizer to make those of one parameter at a time."
     )
     yield Advice(
         "foreach",
-        f"{size(held)} at the peak are temporaries of the optimizer's step, which takes all parameters at once "
-        f"(foreach): {way}. The peak falls by about {size(saved)} then.",
+        f"{size(held)} at the peak are temporaries of the optimizer's step, which updates all parameters at once "
+        f"(foreach). {way} That would lower the peak by about {size(saved)}.",
         saved,
     )
 
@@ -93,11 +93,11 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
     if len(found) >= 2 and saved > held / 4 and held > peak.allocated_bytes / 4:
         yield Advice(
             "logits",
-            f"{len(found)} tensors of {size(most.bytes)} or half of it hold {size(held)} at the peak: the logits of "
-            f"{analysis.place(most.stack)}, their log-softmax, the gradients of both. Done for a part of the rows at "
-            "a time, with a torch.utils.checkpoint around the last layer and the loss of each part, only one part's "
-            "are there; torch 2.14 has torch.nn.functional.linear_cross_entropy(..., "
-            f"options=torch.nn.LinearCrossEntropyOptions()). The peak falls by up to {size(saved)} then.",
+            f"{len(found)} tensors of {size(most.bytes)} or half that hold {size(held)} at the peak: the logits of "
+            f"{analysis.place(most.stack)}, their log-softmax, and the gradients of both. Compute the last layer and "
+            "the loss for a part of the rows at a time, with torch.utils.checkpoint around each part, so that only "
+            "one part's tensors exist at once; torch 2.14 has torch.nn.functional.linear_cross_entropy(..., "
+            f"options=torch.nn.LinearCrossEntropyOptions()). That would lower the peak by up to {size(saved)}.",
             saved,
         )
 
@@ -121,10 +121,10 @@ def _one_backward(analysis: Analysis) -> Iterator[Advice]:
         if _is_worth(saved, analysis):
             yield Advice(
                 "one_backward",
-                f"{len(run)} forward passes in a row keep {size(max(sizes))} each, until one backward frees them all. "
-                "If they are parts of a batch whose losses are added up, call backward() for each one's loss: the "
-                f"gradients add up as well, and the peak falls by about {size(saved)}. Passes that go into one "
-                "another, or whose outputs one loss compares, need all of it.",
+                f"{len(run)} forward passes in a row keep {size(max(sizes))} each until one backward pass frees them "
+                "all. If they are parts of a batch whose losses are added up, call backward() on each loss by itself: "
+                f"the gradients add up just the same, which would lower the peak by about {size(saved)}. Passes that "
+                "feed into one another, or whose outputs one loss compares, need all of it.",
                 saved,
             )
         return

@@ -42,7 +42,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     *CUBLAS_NOTES.values(),
     *FOUND,
 )
-MAKERS = "segments by the line that they were allocated for"
+MAKERS = "segments by the line they were allocated for"
 _MAKERS = 6
 _NAMES = 12  # of phases, each with a line
 _FILLER = "\0"  # in no name
@@ -137,7 +137,7 @@ def temporary(
     share = 100 * n / max(totals["n_allocs"], 1)
     lines = [
         wrapped(
-            f"temporary, freed within {most_between:,} further request{'s' * (most_between != 1)} of the device: "
+            f"temporary, freed within {most_between:,} further request{'s' * (most_between != 1)} on the device: "
             f"{n:,} of {totals['n_allocs']:,} requests ({share:.1f} %)",
             "",
         )
@@ -146,8 +146,8 @@ def temporary(
         return lines
     head = moment.partition(" (")[0]
     if len(head) > 11:
-        lines.append(f"then: {moment}")
-        head = "then"
+        lines.append(f"moment: {moment}")
+        head = "moment"
     lines.append(f"{head:>12}{'blocks':>8}{'in all':>12}{'requests':>11}  line")
     for line, n_bytes, n_blocks in found[:limit]:
         first = f"{size(n_bytes):>12}{n_blocks:>8,}{size(line.temporary_bytes):>12}{line.temporary:>11,}"
@@ -165,7 +165,7 @@ def asked(lines: Sequence[Asked], sizes: Sequence[Size], limit: int) -> list[str
         return []
     n, n_bytes = sum(each.requests for each in sizes), sum(each.bytes for each in sizes)
     most = max(each.requests for each in sizes)
-    told = ["", f"{'requests':<15}{'times':>12}{'share':>8}{'bytes':>{_BAR + 15}}{'share':>8}"]
+    told = ["", f"{'size':<15}{'requests':>12}{'share':>8}{'bytes':>{_BAR + 15}}{'share':>8}"]
     for each in sizes:
         least = f"from {size(each.least)}" if each.least > STEP else f"under {size(2 * STEP)}"
         bar = "#" * -(-_BAR * each.requests // most)
@@ -174,7 +174,7 @@ def asked(lines: Sequence[Asked], sizes: Sequence[Size], limit: int) -> list[str
             f"{size(each.bytes):>13}{100 * each.bytes / max(n_bytes, 1):>6.1f} %"
         )
     for title, found in (("most bytes", lines), ("most requests", by_requests(lines))):
-        told += ["", f"lines with {title}", f"{'bytes':>12}{'requests':>12}  line"]
+        told += ["", f"lines with the {title}", f"{'bytes':>12}{'requests':>12}  line"]
         told += [
             hung(f"{size(line.bytes):>12}{line.requests:>12,}", line.name) for line in found[:limit]
         ]
@@ -188,7 +188,7 @@ def _peaks_without(totals: dict[str, Any]) -> list[str]:
     for device, peak in peaks.items():
         where = f" on device {device}" * (len(peaks) > 1)
         left = totals["device_peak_lasting"].get(device, 0)
-        lower = f"{size(left)} instead of {size(peak)}: {size(peak - left)} less"
+        lower = f"{size(left)} instead of {size(peak)}, {size(peak - left)} less"
         if size(left) == size(peak):
             lower = f"{size(peak - left)} less than {size(peak)}" if left < peak else "the same"
         told.append(f"without all of them the peak{where} would be {lower}")
@@ -252,7 +252,7 @@ def phase_sums(phases: Sequence[Phase]) -> list[PhaseSum]:
 def _phase_sums(phases: Sequence[Phase]) -> list[str]:
     """Long runs: a line for each name."""
     lines = [
-        f"{'phase':<24}{'times':>8}{'most at end':>13}{'peak':>12}{'in step':>9}{'reserved':>12}"
+        f"{'phase':<24}{'times':>8}{'max at end':>13}{'peak':>12}{'in step':>9}{'reserved':>12}"
     ]
     sums = phase_sums(phases)
     for each in sums[:_NAMES]:
@@ -315,8 +315,8 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
 def _temporary_at_peak(analysis: Analysis) -> str:
     path = console.quoted(analysis.path)
     return (
-        f"{size(analysis.peak.temporary_bytes)} of the peak are freed within one further request; who makes them, and "
-        f"how high it would be without: `pyalloc top {path} --temporary`"
+        f"{size(analysis.peak.temporary_bytes)} of the peak are freed within one further request; to see who makes "
+        f"them, and the peak without them: `pyalloc top {path} --temporary`"
     )
 
 
@@ -335,12 +335,13 @@ def idle_pools(analysis: Analysis, moment: Moment) -> list[str]:
     told += f" and {size(sum(row.bytes for row in found[4:]))} in {len(found) - 4} more" * (
         len(found) > 4
     )
-    return [wrapped(f"idle, and kept for a CUDA graph or a MemPool: {told}")]
+    return [wrapped(f"idle, but kept for a CUDA graph or a MemPool: {told}")]
 
 
 def reserved_title(analysis: Analysis, found: Reserved) -> str:
     """When most was reserved, and for what."""
-    title = f"when most was reserved ({size(found.moment.reserved_bytes)}, after event {found.moment.last_event:,})"
+    most, event = size(found.moment.reserved_bytes), found.moment.last_event
+    title = f"when reserved memory peaked ({most}, after event {event:,})"
     if found.request is None:
         return title
     where = analysis.labels([found.request])[0]
@@ -354,7 +355,7 @@ def _reserved(analysis: Analysis) -> list[str]:
     title = wrapped(reserved_title(analysis, found), "")
     lines = ["", *rows(title, found.rows, found.moment.reserved_bytes)]
     if found.makers:
-        lines.append(f"{MAKERS} (reserved, of that idle)")
+        lines.append(f"{MAKERS} (reserved, idle)")
     for maker in found.makers[:_MAKERS]:
         head = f"  {size(maker.bytes):>10} {size(maker.idle_bytes):>10} {maker.segments:>6} x"
         lines.append(hung(head, maker.name))
@@ -392,11 +393,11 @@ def out_of_memory(oom: Oom) -> list[str]:
         there += (
             f" and {size(moment.reserved_bytes)} reserved: {size(moment.idle_bytes)} idle, the largest piece "
             f"{size(moment.largest_gap)}"
-            + f"; {size(moment.pending_bytes)} freed, but other streams still work on it (record_stream)"
+            + f"; {size(moment.pending_bytes)} freed, but still used by other streams (record_stream)"
             * bool(moment.pending)
         )
     return [
-        f"out of memory{oom.where}: {size(oom.asked)} were asked for, the device had {size(oom.free)} free",
+        f"out of memory{oom.where}: {size(oom.asked)} were requested, and the device had {size(oom.free)} free",
         f"{there}.",
         *_outside(oom),
         _cause(oom),
@@ -407,8 +408,8 @@ def _outside(oom: Oom) -> list[str]:
     if oom.outside_bytes < oom.capacity * _MUCH_OUTSIDE or not oom.outside_bytes:
         return []
     return [
-        f"{size(oom.outside_bytes)} of the device's {size(oom.capacity)} were held by others than this allocator: "
-        "other processes (nvidia-smi lists them), CUDA's context, NCCL and libraries that take memory themselves."
+        f"{size(oom.outside_bytes)} of the device's {size(oom.capacity)} were held outside this allocator: by other "
+        "processes (nvidia-smi lists them), CUDA's context, NCCL, or libraries that allocate memory themselves."
     ]
 
 
@@ -416,7 +417,7 @@ def _oom(analysis: Analysis, oom: Oom) -> list[str]:
     first, *more = out_of_memory(oom)
     lines = [wrapped(first, first=""), *(wrapped(sentence) for sentence in more)]
     held = oom.moment.allocated_bytes
-    return lines + rows("  who held it", analysis.contributors(oom.moment), held, 6)
+    return lines + rows("  held by", analysis.contributors(oom.moment), held, 6)
 
 
 def _cause(oom: Oom) -> str:
@@ -424,51 +425,53 @@ def _cause(oom: Oom) -> str:
     could_have = oom.free + moment.reserved_bytes
     if oom.is_reserved_known and asked > could_have:
         return (
-            f"Cause: this request alone is larger than the {size(could_have)} that the program could have had at "
-            "all, with everything freed: look at the sizes it comes from, or make it in parts."
+            f"Cause: this request alone is larger than the {size(could_have)} that the program could have had with "
+            "everything freed. Check the sizes that it is computed from, or make the tensor in parts."
         )
     if oom.is_fragmented:
         return _fragmentation(oom)
     if moment.pending and oom.idle_bytes + oom.usable_free + moment.pending_bytes >= asked:
         return (
-            f"Cause: {size(moment.pending_bytes)} had been freed and could not be used again, because other streams "
-            "still work on them (record_stream); they would have been enough. A CUDA graph's capture keeps such memory "
-            "until it ends; elsewhere the other stream is far behind: wait for it earlier."
+            f"Cause: {size(moment.pending_bytes)} had been freed but could not be reused, because other streams "
+            "still used them (record_stream); they would have been enough. While a CUDA graph is captured, such memory "
+            "stays unavailable until the capture ends; otherwise the other stream lags far behind, so wait for it "
+            "earlier."
         )
     kept = moment.idle_bytes - oom.idle_bytes
     if moment.pools and oom.idle_bytes + oom.usable_free + kept >= asked:
         return (
-            f"Cause: {size(kept)} of the idle memory are kept for private pools (CUDA graphs, MemPool), and nobody "
-            "else gets them; they would have been enough. Graphs may share one pool, and a pool that nobody needs any "
-            "more gives its memory back."
+            f"Cause: {size(kept)} of the idle memory are kept for private pools (CUDA graphs, MemPool) and cannot "
+            "serve other requests; they would have been enough. Let graphs share one pool, and delete the graphs and "
+            "pools that you no longer need: their memory is then given back."
         )
     if oom.free - asked >= _LARGEST_STEP:
         return (
-            "Cause: a limit. The device had enough free, but the program may not have it: "
-            "torch.cuda.set_per_process_memory_fraction(), pyalloc.set_limit() or an option sets how much."
+            "Cause: a limit. The device had enough free, but the program is not allowed to use it: "
+            "torch.cuda.set_per_process_memory_fraction(), pyalloc.set_limit() or an option sets the limit."
         )
     return (
-        "Cause: the program really needs more than there is at this point, even with nothing wasted: "
-        "make less of what is listed here, or spread it."
+        "Cause: at this point the program needs more memory than there is, even with nothing wasted. "
+        "Reduce what is listed here, or spread it over more devices."
     )
 
 
 def _fragmentation(oom: Oom) -> str:
     if oom.largest_gap >= oom.asked:
         keeps = (
-            "torch's allocator keeps memory for the stream that asked for it, apart for requests up to 1 MiB and above"
+            "torch's allocator keeps memory for the stream that requested it, separately for requests up to 1 MiB and "
+            "above"
             if oom.is_from_torch
-            else "pyalloc keeps memory for the stream that asked for it while work there may use it, and in plain "
-            "segments (vmm:False) apart for requests up to 1 MiB and above"
+            else "pyalloc keeps memory for the stream that requested it while work there may use it, and in plain "
+            "segments (vmm:False) separately for requests up to 1 MiB and above"
         )
         return (
-            f"Cause: a piece of the idle memory was large enough, but kept for others: {keeps}, and CUDA graphs and "
-            "MemPools get none of it."
+            f"Cause: a piece of the idle memory was large enough, but was kept for other requests: {keeps}, and CUDA "
+            "graphs and MemPools cannot use it."
         )
     free = ", together with what the device had free," * (oom.idle_bytes < oom.asked)
     pages = page_bytes(oom.moment.common_gaps)
     joined = (
-        f"{size(pages)} of it were whole pages, which pyalloc joins: it would have served this request."
+        f"{size(pages)} of it were whole pages, which pyalloc joins, so it would have served this request."
         if pages + oom.usable_free >= oom.asked
         else f"Only {size(pages)} of it were whole pages, which pyalloc could have joined."
     )
@@ -490,7 +493,7 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     ]
     place = analysis.place(oom[5]) if len(oom) > 5 else None
     if place is not None:
-        lines.insert(1, f"asked for at {place}")
+        lines.insert(1, f"requested at {place}")
     lines += ["", f"next: pyalloc report {console.quoted(trace)}"]
     return "\n".join(lines)
 
@@ -505,5 +508,5 @@ def compare(results: Sequence[tuple[str, dict[str, Any]]], passes: int = 1) -> l
             f"{name:<12}{fits:>5}{size(result['peak_bytes']):>12}{result['n_calls']:>9,}"
             f"{result[f'n_calls_{key}']:>11,}{result['device_ns'] / 1e6:>12.1f}"
         )
-    when = "; late: in the second half" if passes == 1 else ""
-    return [*lines, f"calls: to take, map or free memory{when}; ms: on an H200"]
+    when = "; late: second half" if passes == 1 else ""
+    return [*lines, f"calls: that allocate, map or free memory{when}; ms: on an H200"]

@@ -448,4 +448,4 @@ def test_state_that_is_as_large_as_the_logits_is_none_of_them(plan: Plan) -> Non
         plan.event("free_requested", addr=i << 30)
     plan.event("phase_end", "backward")
     found = kinds(plan.done())["logits"]
-    assert found.text.startswith("3 tensors of 64.0 MiB or half of it hold 192.0 MiB at the peak")
+    assert found.text.startswith("3 tensors of 64.0 MiB or half that hold 192.0 MiB at the peak")

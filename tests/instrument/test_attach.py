@@ -151,13 +151,13 @@ def check(path: Path, allocator: str) -> None:
     analysis = trace.analyse(path)
     told = " ".join(analysis.caveats)
     assert analysis.notes["allocator"] == allocator
-    assert "begins when memory was in use already" in told and "lost" not in told
+    assert "begins when memory was already in use" in told and "lost" not in told
     names = {phase.name for phase in analysis.phases}
     assert {"forward", "backward", "optimizer"} <= names and len(analysis.steps) > 1
     report, top = pyalloc("report", path, "--no-replay"), pyalloc("top", path)
     for shown in (report, top):
         words = " ".join(shown.split())
-        assert "The recording begins when memory was in use already" in words
+        assert "The recording begins when memory was already in use" in words
         assert "in use from before the history to its end" in words
 
 

@@ -35,4 +35,4 @@ def test_a_recording_that_begins_in_the_middle_of_an_optimizers_step(
     assert done.stderr == ""
     analysis = trace.analyse(out)
     assert [phase.name for phase in analysis.phases].count("optimizer") == 2
-    assert "begins when memory was in use already" in " ".join(analysis.caveats)
+    assert "begins when memory was already in use" in " ".join(analysis.caveats)

@@ -37,8 +37,11 @@ CAT = "found = torch.cat([found, model(batch())MORE]) if i else model(batch())MO
 @pytest.mark.parametrize(
     ("keep", "words"),
     [
-        ("found.append(model(batch())MORE)", "11 passes without a backward"),
-        ("found.append(model(batch()).softmax(-1)MORE)", "11 passes without a backward"),
+        ("found.append(model(batch())MORE)", "the results of 11 passes without backward"),
+        (
+            "found.append(model(batch()).softmax(-1)MORE)",
+            "the results of 11 passes without backward",
+        ),
         (CAT, "joins a tensor of 176.0 MiB and 16.0 MiB more"),
     ],
     ids=["list", "made of them", "cat"],

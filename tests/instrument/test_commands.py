@@ -256,8 +256,8 @@ def test_settings_that_a_replay_does_not_have_are_said(plan: Plan) -> None:
     plan.event("user", "garbage_collection_threshold=0.8")  # as of a snapshot
     path = small_trace(plan)
     (caveat,) = json.loads(pyalloc("replay", path, "--json", "-q"))["caveats"]
-    settings = "Recorded with roundup_power2_divisions, garbage_collection_threshold;"
-    assert caveat.startswith(settings) and "expandable segments are without" in caveat
+    settings = "Recorded with roundup_power2_divisions, garbage_collection_threshold, which"
+    assert caveat.startswith(settings) and "expandable segments do not model" in caveat
     assert settings in " ".join(pyalloc("report", path, "-q").split())  # beside what was replayed
 
 
@@ -332,12 +332,16 @@ def test_what_a_trace_does_not_tell_is_said(
     for words, code, text in (
         (["report", path, "--device", "7"], 2, "no memory of device 7, only of 0"),
         (["top", empty, "--device", "0"], 2, "nor of any other"),
-        (["report", empty], 0, "No allocation is in it"),
+        (["report", empty], 0, "It holds no allocation"),
         (["report", empty], 0, "next: pyalloc run --record out.pya python train.py"),
-        (["top", empty], 0, "No allocation is in it"),
-        (["report", cut], 0, "file was cut off; what is there is shown. What was written before"),
+        (["top", empty], 0, "It holds no allocation"),
+        (
+            ["report", cut],
+            0,
+            "file was cut off; the figures are those of the part that is there. The part that is there holds",
+        ),
         (["report", cut], 0, "holds no allocation, which says nothing about the program. If the"),
-        (["top", cut], 0, "else record again, and let the program run for longer"),
+        (["top", cut], 0, "otherwise record again and let the program run longer"),
         (["top", empty], 0, "next: pyalloc run --record out.pya python train.py"),
         (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
         (["replay", empty, "--find-min"], 2, "nothing to replay"),
@@ -350,7 +354,7 @@ def test_what_a_trace_does_not_tell_is_said(
         assert cli.main([str(word) for word in words]) == code, words
         shown = "".join(capsys.readouterr())
         assert text in " ".join(shown.split()), shown
-        assert (cut not in words) or "took no CUDA memory" not in shown
+        assert (cut not in words) or "used no CUDA memory" not in shown
     for words in (["top", path, "-n", "-3"], ["sweep", path, "--workers", "-4"]):
         with pytest.raises(SystemExit):
             cli.main([str(word) for word in words])

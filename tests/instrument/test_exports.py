@@ -166,7 +166,7 @@ def test_a_copy_without_source_of_a_cut_file_is_cut(plan: Plan, tmp_path: Path) 
     target = tmp_path / "out.json"
     pyalloc("export", path, "--to", "json", "--no-source", "-o", target)
     assert json.loads(target.read_text())["caveats"] == [
-        "The file was cut off; what is there is shown."
+        "The file was cut off; the figures are those of the part that is there."
     ]
 
 

@@ -48,7 +48,7 @@ def test_by_line_and_phase(plan: Plan, kind: str) -> None:
         ("me/model.py:3 work", 20, 2, 15),
         ("me/model.py:4 work", 10, 4, None),
         ("backward (no Python stack)", 40, 7, None),
-        ("before the history, or not known", 2, 16, None),
+        ("from before the recording, or unknown", 2, 16, None),
     ]
 
 

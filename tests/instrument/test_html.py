@@ -293,7 +293,7 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
     plan.event("oom", bytes=100 * MIB, arg=3 * MIB)
     target = tmp_path / "report.html"
     shown = pyalloc("report", plan.done(), "-o", target)
-    assert "Memory of 2 devices is added up" in " ".join(shown.split())
+    assert "The memory of 2 devices is added up" in " ".join(shown.split())
     with browser() as page:
         page.call("Runtime.enable")
         screen = {"height": 800, "deviceScaleFactor": 1, "mobile": True}
@@ -307,7 +307,7 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         assert page.value(f"['advice', 'blocks-legend'].map({fits})") == [True, True]
         first = page.value("$('advice').firstChild.textContent")
         assert (
-            first.startswith("Out of memory on device 0: 100.0 MiB were asked for")
+            first.startswith("Out of memory on device 0: 100.0 MiB were requested")
             and "Cause:" in first
         )
         assert page.value("$('stacks').children.length") == 2

@@ -118,7 +118,7 @@ def test_optimizers_that_are_made_anew(record: Record, kept: bool) -> None:
     assert bool(told) is kept
     if kept:
         state = 2 * sum(b.bytes for b in found.peak.blocks if b.category == "parameters")
-        assert told[0].text.startswith("3 optimizers hold state of the same parameters, 32.1 MiB")
+        assert told[0].text.startswith("3 optimizers hold state for the same parameters, 32.1 MiB")
         assert told[0].saved_bytes == pytest.approx(2 * state, rel=0.01)
 
 
@@ -218,8 +218,8 @@ def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None
     if every == 1:
         assert verdict.startswith("leak: ") and ("as many blocks as before" in verdict) == replaced
         (told,) = (item.text for item in advise(found) if item.kind == "leak")
-        assert ("inputs that grow" in told) == replaced
+        assert ("Inputs that grow" in told) == replaced
     elif every == 3 and not replaced:
-        assert verdict.startswith("leak not sure") and "model.py:7 keep comes to hold" in verdict
+        assert verdict.startswith("possible leak") and "model.py:7 keep came to hold" in verdict
     else:
         assert verdict.startswith("no leak: nothing grows from step to step")

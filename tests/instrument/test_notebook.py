@@ -212,7 +212,7 @@ def test_a_cell_that_takes_no_memory_says_so(plan: Plan) -> None:
     plan.event("user", "allocator=native")
     told = cell.summary(trace.analyse(plan.done()), (0, 0), (0, 0))
     assert "in use before the cell 0 bytes, after it 0 bytes: as much; 0 requests" in told
-    assert "No allocation is in it" in told and "at the peak" not in told
+    assert "It holds no allocation" in told and "at the peak" not in told
 
 
 def test_files_are_called_as_a_person_knows_them() -> None:

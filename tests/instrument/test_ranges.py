@@ -93,7 +93,7 @@ def test_optimizers_of_one_class(tmp_path: Path, order: str, n_steps: int, is_su
     ]
     found = trace.analyse(written(tmp_path / "s.pickle", entries, ranges))
     assert [step[0] for step in found.steps] == list(range(n_steps + 1))
-    assert ("each step() of AdamW" in " ".join(found.caveats)) != is_sure
+    assert ("Each step() of AdamW" in " ".join(found.caveats)) != is_sure
 
 
 def test_steps_of_the_profiler_count(tmp_path: Path) -> None:

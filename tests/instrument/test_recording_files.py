@@ -214,7 +214,7 @@ def test_an_explanation_takes_another_name_where_its_own_is_taken(
     number = done.stdout.split()[0]
     assert mine.read_text() == "mine"
     (other,) = (each for each in tmp_path.glob("*.oom.txt") if each != mine)
-    assert other.name == f"out.{number}.oom.txt" and "were asked for" in other.read_text()
+    assert other.name == f"out.{number}.oom.txt" and "were requested" in other.read_text()
     assert str(other) in done.stderr
 
 

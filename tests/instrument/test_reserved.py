@@ -54,12 +54,12 @@ def test_what_is_reserved_and_not_in_use_is_told_apart(plan: Plan, tmp_path: Pat
     told = " ".join(shown.split())
     for line in (
         "for a request of 40.0 MiB: me/model.py:9 train",
-        "24.0 MiB 19.8 % 1 x freed, but other streams still work on it (record_stream)",
+        "24.0 MiB 19.8 % 1 x freed, but still used by other streams (record_stream)",
         "30.0 MiB 24.8 % 1 x idle, in pieces of at most 30.0 MiB",
-        "8.0 MiB 6.6 % 1 x idle, in segments that other streams asked for",
+        "8.0 MiB 6.6 % 1 x idle, in segments of other streams",
         "2.0 MiB 1.7 % 1 x idle, kept for requests up to 1 MiB",
         "6.0 MiB 5.0 % 1 x idle, kept for CUDA graphs and MemPools",
-        "1.0 MiB 0.8 % 1 x behind blocks above 1 MiB, too little to be split off",
+        "1.0 MiB 0.8 % 1 x unused rest behind blocks above 1 MiB, too small to split off",
     ):
         assert line in told, (line, shown)
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -87,7 +87,7 @@ def test_nothing_is_said_where_nearly_all_is_in_use(plan: Plan, idle: int) -> No
     freed(plan, AT)
     path = plan.done()
     assert (reserved.at_most(trace.analyse(path)) is None) == (idle < 2)
-    assert ("when most was reserved" in pyalloc("report", path)) == (idle == 2)
+    assert ("when reserved memory peaked" in pyalloc("report", path)) == (idle == 2)
 
 
 def test_a_mapped_page_is_not_kept_for_small_requests(plan: Plan) -> None:
@@ -255,7 +255,7 @@ def test_a_graphs_stream_is_not_the_one_that_asks(plan: Plan, pool: int) -> None
     found = reserved.at_most(trace.analyse(plan.done()))
     assert found is not None and found.request is None
     names = [row.name for row in found.rows]
-    assert ("idle, in segments that other streams asked for" in names) == (pool == 0)
+    assert ("idle, in segments of other streams" in names) == (pool == 0)
 
 
 def test_between_the_two_events_of_a_free_nothing_waits(plan: Plan) -> None:
@@ -361,7 +361,7 @@ def test_segments_of_backward_are_told_as_such(plan: Plan, begins: str) -> None:
     found = reserved.at_most(trace.analyse(plan.done()))
     assert found is not None
     told = [(maker.name, maker.segments) for maker in found.makers]
-    late = [("before the history, or not known", 2)] * (begins == "late")
+    late = [("from before the recording, or unknown", 2)] * (begins == "late")
     assert sorted(told) == [("backward (no Python stack)", 1), *late]
 
 
@@ -376,5 +376,5 @@ def test_segments_mapped_by_pages_are_for_many(plan: Plan, mapped: str) -> None:
     found = reserved.at_most(trace.analyse(plan.done()))
     assert found is not None
     names = [maker.name for maker in found.makers]
-    some = ["mapped by pages, for many requests", "me/model.py:5 work"]
+    some = ["mapped page by page, for many requests", "me/model.py:5 work"]
     assert names == (some if mapped == "some" else [])

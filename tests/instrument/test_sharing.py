@@ -161,7 +161,7 @@ kept += [empty(2)]
 """)
     shown = pyalloc("dryrun", "--record", out, sys.executable, "-W", "ignore", script)
     n = 11 if then == "off" else 5
-    told = f"The recording has a gap: {n} events were lost while recording between events "
+    told = f"The recording has a gap: {n} events were lost between events "
     assert told in shown
     totals = trace.analyse(out).totals
     assert totals["n_allocs"] == 4 + 5 + 6 + 1 - n

@@ -425,7 +425,7 @@ def test_what_a_snapshots_history_does_not_have_is_said(tmp_path: Path) -> None:
         # 20 MiB were reserved before: no merit of a replay that never saw what needed them
         assert ("policy" in {each.kind for each in advise(found)}) == (name == "whole"), name
     assert "no history" in seen["none"][0] and "no history" in seen["state"][0]
-    assert "begins when memory was in use already" in seen["late"][0]
+    assert "begins when memory was already in use" in seen["late"][0]
     assert seen["whole"] == []
 
 

@@ -321,8 +321,10 @@ def test_gradients_that_no_optimizer_steps(record: Record) -> None:
     )
     own = "[torch.zeros(1, device='cuda')]"
     found = kinds(record(program.replace("TRAINED", "True").replace("OTHER", own)))
-    assert found["unused_gradients"].text.startswith("16.0 MiB of gradients are of parameters that")
-    assert "of Sequential" in found["unused_gradients"].text
+    assert found["unused_gradients"].text.startswith(
+        "16.0 MiB of gradients belong to parameters that"
+    )
+    assert "in Sequential" in found["unused_gradients"].text
     # zero_grad() of an optimizer would not clear them.
     assert not found.keys() & {"zero_grad", "checkpoint"}
     for words in (("False", own), ("True", "teacher.parameters()")):

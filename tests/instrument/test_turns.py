@@ -23,11 +23,11 @@ def test_a_leak_of_a_program_without_steps(plan: Plan, grows: bool) -> None:
     verdict = leaks.verdict(trace.analyse(path))
     if grows:
         assert verdict.startswith(
-            "leak: 4.00 MiB more at each backward, most at me/model.py:7 work"
+            "leak: 4.00 MiB more at each backward pass, most at me/model.py:7 work"
         )
-        assert "4.0 MiB more at each backward (" in kinds(path)["leak"].text
+        assert "4.0 MiB more at each backward pass (" in kinds(path)["leak"].text
     else:
-        assert verdict.startswith("no leak: nothing grows from backward to backward")
+        assert verdict.startswith("no leak: nothing grows from backward pass to backward pass")
 
 
 def test_what_a_loss_of_functions_keeps_is_an_activation(plan: Plan) -> None:
@@ -69,7 +69,7 @@ def test_the_verdict_is_the_same_whatever_else_is_looked_at(plan: Plan) -> None:
         ([90, 90, 1, 2, 3, 4, 5, 6], "leak: 1.00 MiB more at each step"),  # two steps warm up
         ([9, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.07], "no leak: nothing grows from step to step"),
         ([1, 1, 1, 1, 9, 9, 9, 9], "no leak: nothing grows from step to step"),
-        ([1, 1, 1, 5, 5, 5, 9, 9], "leak not sure: nothing grows at every step"),
+        ([1, 1, 1, 5, 5, 5, 9, 9], "possible leak: nothing grows at every step"),
     ],
 )
 def test_what_is_called_a_leak(plan: Plan, held: list[float], verdict: str) -> None:

@@ -96,8 +96,8 @@ def test_which_of_several_errors_is_told_of(plan: Plan) -> None:
         assert out.startswith(title) and len(out.splitlines()) == 1 + n_blocks
         option = ["--oom", name[4:]] if ":" in name else []
         out = pyalloc("report", path, "-q", "--no-replay", *option)
-        assert f"out of memory ({which}): {n_blocks}.00 GiB were asked for" in out
-        assert "who held it" in out and f"me/model.py:{n_blocks} work" in out
+        assert f"out of memory ({which}): {n_blocks}.00 GiB were requested" in out
+        assert "held by" in out and f"me/model.py:{n_blocks} work" in out
         at = 2 * n_blocks - 1
         assert f"{title}: events {at} to {at}" in pyalloc("events", path, "--at", name, "-n", 1)
     for wrong in ("7", "0", "first"):
