@@ -32,11 +32,11 @@ def summary(
     reserved = f", {size(totals['peak_reserved_bytes'])} reserved" * analysis.has_segments
     phase = f", in {totals['peak_phase']}" * bool(totals["peak_phase"])
     n, left = after[1] - before[1], after[0] - before[0]
-    change = f"{size(abs(left))} {'more' if left > 0 else 'less'}" if left else "as much"
+    change = f"{size(abs(left))} {'more' if left > 0 else 'less'}" if left else "unchanged"
     lines = [
         wrapped(f"peak allocated {size(totals['peak_bytes'])}{reserved}{phase}", ""),
         wrapped(
-            f"in use before the cell {size(before[0])}, after it {size(after[0])}: {change}; "
+            f"in use: {size(before[0])} before the cell, {size(after[0])} after it ({change}); "
             f"{n:,} request{'s' * (n != 1)} in {seconds:.1f} s",
             "",
         ),

@@ -34,13 +34,14 @@ def sentence(told: Comparison) -> str:
     before, after = told.before, told.after
     empty = [side.name for side in (before, after) if side.found.is_empty]
     if empty and not told.is_of_one:
-        return f"{' and '.join(empty)} tells of no memory: there is nothing to compare."
+        has = "have" if len(empty) > 1 else "has"
+        return f"There is nothing to compare: {' and '.join(empty)} {has} no allocations."
     figures = [size(side.moment.allocated_bytes) for side in (before, after)]
     what = "" if told.is_of_one else "peak "
     start = f"{before.name}: {what}{figures[0]}; {after.name}: {figures[1]}"
     if not told.main:
         return f"{start}. Every line holds as much as before."
-    change = _by(told.bytes, before.moment.allocated_bytes) if told.bytes else "the same"
+    change = _by(told.bytes, before.moment.allocated_bytes) if told.bytes else "unchanged"
     named = ", ".join(f"{signed(row.bytes)} {row.name}" for row in told.main)
     n_more = sum(row.bytes != 0 for row in told.contributors) - len(told.main)
     rest = told.bytes - sum(row.bytes for row in told.main)
@@ -56,19 +57,20 @@ def notes(told: Comparison) -> list[str]:
     names = [str(side.found.totals["peak_phase"]) for side in (before, after)]
     if names[0] != names[1] and all(names) and all(phases):
         found.append(
-            f"The peak is in {phases[1]}, before in {phases[0]}: what is only there in one of these is in the change."
+            f"The peak is now in {phases[1]}, it was in {phases[0]} before: blocks that exist only in one of them are "
+            "part of the change."
         )
     if told.settings:
-        found.append(f"Not the same: {'; '.join(starmap(_setting, told.settings))}.")
+        found.append(f"Settings differ: {'; '.join(starmap(_setting, told.settings))}.")
     if told.n_moved:
         found.append(
-            f"{told.n_moved:,} line{'s' * (told.n_moved != 1)} of the code moved from {before.name} to {after.name}; "
-            "names have the latter's numbers."
+            f"{told.n_moved:,} line{'s' * (told.n_moved != 1)} of code moved between {before.name} and {after.name}; "
+            "line numbers are those of the latter."
         )
     if told.has_one_passes:
         found.append(
-            "Only one of them tells of forward and backward, so that what blocks hold is not told alike of both: "
-            "neither categories nor contributors are compared."
+            "Only one of the two has forward and backward phases, so the categories of blocks do not compare: "
+            "categories and contributors are left out."
         )
     return found
 
@@ -78,14 +80,14 @@ def _reserved(told: Comparison) -> list[str]:
     if told.is_of_one or not all(side.found.has_segments for side in sides):
         return []
     first, second = (side.found.totals["peak_reserved_bytes"] for side in sides)
-    change = _by(second - first, first) if first != second else "the same"
-    return [f"Reserved at most: {size(first)}, then {size(second)}, {change}."]
+    change = _by(second - first, first) if first != second else "unchanged"
+    return [f"Peak reserved: {size(first)}, then {size(second)}, {change}."]
 
 
 def _setting(name: str, before: str, after: str) -> str:
     if not after:
         return f"{name} {clip(before, _LONGEST)} (only before)"
-    was = f"before: {clip(before, _LONGEST)}" if before else "not before"
+    was = f"before: {clip(before, _LONGEST)}" if before else "new"
     return f"{name} {clip(after, _LONGEST)} ({was})"
 
 
@@ -95,7 +97,7 @@ def summary(told: Comparison, limit: int) -> list[str]:
     for kind in ("category", "phase", "line"):
         changed = [row for row in told.tables.get(kind, ()) if row.bytes]
         if changed:
-            title = "phase: its highest peak" if kind == "phase" else kind
+            title = "phase (highest peak)" if kind == "phase" else kind
             lines += ["", *_table(title, changed, _ROWS.get(kind, limit))]
     return lines
 
@@ -118,7 +120,7 @@ def verdict(told: Comparison, limit: int) -> list[str]:
     return [
         wrapped(f"{of}: {leaks.verdict(found)}", ""),
         *[
-            hung(f"  +{size(each.per_step)} a {leaks.turn(found)}", each.name, _NAME_LINES)
+            hung(f"  +{size(each.per_step)} per {leaks.turn(found)}", each.name, _NAME_LINES)
             for each in leaks.growth(found)[:limit]
         ],
     ]

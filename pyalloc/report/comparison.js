@@ -1,7 +1,7 @@
 // ---- what changed between two recordings, or two moments of one: figures, table, timelines on one axis ----
 const GREW = PALETTE[3], SHRANK = PALETTE[0], [BEFORE, AFTER] = D.sides;
 const signed = n => (n < 0 ? "-" : "+") + size(Math.abs(n));
-const changed = (before, after) => before === after ? "the same" : signed(after - before) + (!before ? "" : after > 11 * before ? ` (${(after / before).toFixed(0)} times as much)` : ` (${(100 * (after - before) / before).toFixed(1)} %)`);
+const changed = (before, after) => before === after ? "unchanged" : signed(after - before) + (!before ? "" : after > 11 * before ? ` (${(after / before).toFixed(0)} times as much)` : ` (${(100 * (after - before) / before).toFixed(1)} %)`);
 $("title").textContent = `${BEFORE.name} → ${AFTER.name}`;
 $("answer").textContent = D.sentence;
 for (const [name, before, after, told] of [
@@ -95,7 +95,7 @@ legendOf(D.isOfOne ? [["held", "var(--idle)"], [`dashed: ${BEFORE.name}`], [`sol
   : [["in both", "var(--idle)"], [`more in ${AFTER.name} (solid line)`, GREW], [`less than in ${BEFORE.name} (dashed line)`, SHRANK]]);
 function figuresAt(place) {
   const c = Math.min(held[0].length - 1, Math.floor(place * held[0].length)), step = D.steps.filter(s => s[1] <= place).pop();
-  const values = held.map(row => row[c]), told = v => isNaN(v) ? "over" : size(v);
+  const values = held.map(row => row[c]), told = v => isNaN(v) ? "ended" : size(v);
   const phase = D.sides.map((side, i) => (side.phases.find(p => p[1] < between(place, 2, i) && between(place, 2, i) <= p[2]) || [""])[0]);
   const where = [step ? "step " + step[0] : "", phase[0] === phase[1] ? phase[1] : phase.filter(p => p).join(", then ")].filter(t => t).join(", ");
   if (D.isOfOne) return `${where ? where + ": " : ""}${told(values[1])}`;
@@ -135,7 +135,7 @@ const LOOK = {
 };
 const flameRows = () => D.flame.map(([before, nBefore, after, n, stack]) => [0, 0, after, n, stack, 0, 0, before, nBefore]);
 const flameTitle = () => `Flame graph of ${D.isOfOne ? "both moments" : "both peaks"}`;
-$("flame-text").textContent = "red grew, blue shrank, the more the stronger; click to zoom in, the top row to zoom out";
+$("flame-text").textContent = "red grew, blue shrank, the stronger the more; click to zoom in, the top row to zoom out";
 $("inverted").parentElement.before(" ");
 const widths = document.createElement("label"), choice = document.createElement("select");
 widths.append("width: ", choice, " ");

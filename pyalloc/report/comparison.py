@@ -30,7 +30,7 @@ def _content(told: Comparison) -> dict[str, Any]:
         "caveats": compared.caveats(told),
         "verdict": leaks.verdict(told.after.found),
         "leaks": [
-            f"{size(each.per_step)} more a {leaks.turn(told.after.found)}: {each.name}"
+            f"{size(each.per_step)} more per {leaks.turn(told.after.found)}: {each.name}"
             for each in leaks.growth(told.after.found)[:_TOP]
         ],
         "isOfOne": told.is_of_one,

@@ -18,7 +18,7 @@ _FROM_OUTSIDE = {128 + each for each in (signal.SIGINT, signal.SIGTERM, signal.S
 
 
 def _size(value: int | None) -> str:
-    return "not known" if value is None else units.size(value)
+    return "unknown" if value is None else units.size(value)
 
 
 def _apart(one: int, other: int) -> tuple[str, str]:
@@ -50,20 +50,20 @@ def _was_stopped(result: Result) -> bool:
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     if result.no_addresses:
-        return "not known: this process may not have the addresses of a device's memory"
+        return "unknown: this process may not reserve enough address space for a device's memory"
     if result.error == OUT_OF_MEMORY:
         return _refusal(result, memory)
     if result.exit_code != 0 or _gave_up(result):
         return _failure(result, memory)
     if not result.devices and _has_untold(result):
-        return f"not known: what used the device {_became(result)}"
+        return f"unknown: the process that used the device {_became(result)}"
     if not result.devices:
         return "the program used no device memory"
     how = ""
     if result.ooms > 0:
-        how = f" after {_errors(result)} that the program caught"
+        how = f", after {_errors(result)} that the program caught"
     elif any(size > result.memory for _, size in result.shared().values()):
-        how = " only if its processes do not peak at the same time"
+        how = ", but only if its processes do not peak at the same time"
     return f"fits {memory}{how}"
 
 
@@ -71,7 +71,7 @@ def _refusal(result: Result, memory: str) -> str:
     needed = ""
     if _is_too_much(result):
         memory, more = _apart(result.memory, result.needed_bytes)
-        needed = f"; with nothing wasted it needed {more}"
+        needed = f"; even with nothing wasted it needed {more}"
     where = "the limit that was set" if result.limited else memory
     return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
 
@@ -79,11 +79,10 @@ def _refusal(result: Result, memory: str) -> str:
 def _failure(result: Result, memory: str) -> str:
     end = f"the program {_end(result.exit_code)}"
     if result.wanted_devices:
-        there = "the one" if result.n_devices == 1 else f"the {result.n_devices}"
-        end = f"the program asked for another device than {there} of --devices"
+        end = f"the program asked for a device that --devices {result.n_devices} does not provide"
     if _gave_up(result):
         return f"probably does not fit {memory}: {end} after {_errors(result)}"
-    known = f"fits {memory} so far" if _was_stopped(result) else "not known"
+    known = f"fits {memory} so far" if _was_stopped(result) else "unknown"
     return f"{known}: {end}"
 
 
@@ -142,30 +141,30 @@ def _is_too_much(result: Result) -> bool:
 def _first(result: Result) -> str:
     """What is to be done before the same command can end better; "": nothing."""
     if result.unreached or result.no_addresses:
-        return "leave that option out" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
+        return "leave out that option" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
     is_short = result.error == OUT_OF_MEMORY or _gave_up(result)
     is_known = is_short or bool(result.wanted_devices)  # why it ended
     if result.exit_code != 0 and not is_known and not _was_stopped(result):
         return _first_after(result)
     if not result.devices and _has_untold(result):
         return (
-            "let processes end by themselves (of a Pool: close(), join()) before the program does, or record it: "
-            "such files are readable in any case"
+            "let all processes end by themselves before the program does (for a Pool: close() and join()), or add "
+            "--record: recordings stay readable in any case"
         )
     if not result.devices and not is_known:
-        return 'have the program move something to "cuda", as by model.to("cuda")'
+        return 'let the program move something to "cuda", for example with model.to("cuda")'
     is_limit = result.limited and _is_last(result)
-    return "raise the limit, or leave it out" if is_limit else ""
+    return "raise or remove the limit" if is_limit else ""
 
 
 def _first_after(result: Result) -> str:
     """Where the program ended too early, for whatever reason."""
     if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
-        return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
+        return "check whether this machine itself ran out of memory (dmesg, journalctl -k)"
     if result.exit_code not in _FROM_OUTSIDE or result.devices:
         return "look at the messages above"
     if result.exit_code != 128 + signal.SIGINT and _is_mute(result):
-        return "end it by SIGINT (as Ctrl-C does), or record it: that file is readable in any case"
+        return "stop it with SIGINT (Ctrl-C), or add --record: recordings stay readable in any case"
     return "let it run until it has used the device"
 
 
@@ -176,7 +175,7 @@ def _has_untold(result: Result) -> bool:
 
 def _became(result: Result) -> str:
     """What that was."""
-    return "was killed" if result.killed else "still runs"
+    return "was killed" if result.killed else "is still running"
 
 
 def _is_mute(result: Result) -> bool:
@@ -191,24 +190,24 @@ def summary(result: Result) -> str:
     is_told = bool(result.peak_requested_bytes)  # cudaMallocAsync's figures have no such
     # A freed block that another stream still uses counts as asked for, not as allocated.
     is_less = (result.peak_requested_bytes or 0) < (result.peak_allocated_bytes or 0)
-    rounding = f" ({asked} asked for, the rest is rounding)" * (
+    rounding = f" ({asked} requested, the rest is rounding)" * (
         is_told and is_less and asked != allocated
     )
     figures = [
         ("peak allocated", f"{allocated}{rounding}"),
         ("peak reserved", _size(result.peak_reserved_bytes)),
-        ("device bytes", f"{_size(result.peak_device_bytes)} at most, as the runtime counted"),
+        ("device bytes", f"{_size(result.peak_device_bytes)} at most, as the CUDA runtime counted"),
         (
             "device calls",
-            f"{result.device_calls:,}, of them {result.memory_calls:,} for memory and "
+            f"{result.device_calls:,}, including {result.memory_calls:,} for memory and "
             f"{result.launches:,} kernel{'s' * (result.launches != 1)} (which computed nothing)",
         ),
     ]
     if result.device_calls == 0:
         is_mute = _is_mute(result)
-        told = "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
-        called = f"what called CUDA {_became(result)}"
-        nothing = called if _has_untold(result) else "it called nothing of CUDA"
+        told = "none: the program was ended before it could report them (SIGINT, Ctrl-C, lets it)"
+        called = f"the process that called CUDA {_became(result)}"
+        nothing = called if _has_untold(result) else "the program did not call CUDA"
         figures = [("figures", told if is_mute else f"none: {nothing}")]
     figures.append(("verdict", _verdict(result)))
     lines = [
@@ -241,7 +240,7 @@ def _remark_on_reads(result: Result) -> str:
     if result.known_copies >= result.dtoh_copies:
         return f"note: {read}; these values are right, although no kernel ran"
     is_some = result.known_copies > 0
-    known = f", {result.known_copies:,} of them of values that are right" * is_some
+    known = f", {result.known_copies:,} of them with correct values" * is_some
     others = "the others" if is_some else "these values"
     return (
         f"warning: {read}{known}; no kernel ran, so sizes and errors that depend on {others} are "
@@ -256,40 +255,40 @@ def _remarks(result: Result) -> list[str]:
         memory, together = _apart(result.memory, size)
         found.append(
             f"{'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
-            f"{memory} of its own here; on one card they need up to {together} together"
+            f"{memory} of its own here; on one card they need up to {together} in total"
         )
     left = result.memory - result.peak_device_bytes
     if result.fits and left < _MARGIN:
         found.append(
-            "note: a card also holds the CUDA context, usually some hundred MiB, NCCL's buffers and cuDNN's "
-            f"workspaces; they are not counted here, where {_size(left)} are left"
+            "note: a card also has to hold the CUDA context (usually a few hundred MiB), NCCL's buffers and cuDNN's "
+            f"workspaces; they are not counted here, and {_size(left)} are left for them"
         )
     if result.unfollowed:
         found.append(
-            f"note: with PyTorch {result.torch} numbers that the program changes in place on the device are taken as "
-            "not known; from 2.9 on they are followed"
+            f"note: with PyTorch {result.torch}, numbers that the program changes in place on the device count as "
+            "unknown; PyTorch 2.9 and newer can follow them"
         )
     if result.masks > 0:
         found.append(
-            f"note: masks (as indices, or by nonzero()) taken as all true: {result.masks:,}; on a card they may "
-            "choose less"
+            f"note: {result.masks:,} mask{'s' * (result.masks != 1)} (used as indices or by nonzero()) counted as all "
+            "true; on a card they may select less"
         )
     if result.distinct > 0:
         found.append(
-            f"note: calls of unique() and coalesce() for which all elements were different: {result.distinct:,}; "
-            "on a card fewer may be"
+            f"note: {result.distinct:,} call{'s' * (result.distinct != 1)} of unique() or coalesce() treated all "
+            "elements as different; on a card there may be fewer"
         )
     if result.guessed > 0:
         found.append(
-            f"warning: tensors of sizes that no kernel computed: {result.guessed:,}, for one_hot(), bincount() (taken "
-            "as one class), repeat_interleave() (taken as once each), pack_padded_sequence() or ctc_loss() (taken as "
-            "the full length); memory on a card may be more or less"
+            f"warning: the sizes of {result.guessed:,} tensor{'s' * (result.guessed != 1)} are guesses, for one_hot(), "
+            "bincount() (one class assumed), repeat_interleave() (once each), pack_padded_sequence() or ctc_loss() "
+            "(the full length); a card may need more or less memory"
         )
     if result.dtoh_copies > 0:
         found.append(_remark_on_reads(result))
     for pids, why in (
-        (result.killed, "it was killed, as by a Pool's terminate() or a launcher"),
-        (result.still_running, "it still runs, as nothing waited for it"),
+        (result.killed, "killed, for example by a Pool's terminate() or a launcher"),
+        (result.still_running, "still running, because nothing waited for it"),
     ):
         if pids and not _is_mute(result):
             told = ", ".join(map(str, pids))

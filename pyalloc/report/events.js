@@ -26,9 +26,9 @@ function showEvents() {
     line.onclick = () => chooseEvent(at, true);
   });
   const all = D.events.rows, last = listed[Math.min(listed.length, firstRow + EVENT_ROWS) - 1];
-  const left = all.length && all.length < T.n_events ? ` This page has ${all.length.toLocaleString()}: those of the step above that are nearest to the peak, and some around each moment of the slider; a double line stands where others are left out. \`pyalloc events\` tells all.` : "";
+  const left = all.length && all.length < T.n_events ? ` This page has ${all.length.toLocaleString()} of them: those of the step above nearest to the peak, and some around each moment of the slider; a double line marks a gap. \`pyalloc events\` shows all.` : "";
   $("events-text").textContent = "";
-  coded($("events-text"), listed.length ? `Events ${listed[firstRow][0].toLocaleString()} to ${last[0].toLocaleString()} of ${T.n_events.toLocaleString()}.${left}` : "None of the events in this page has that.");
+  coded($("events-text"), listed.length ? `Events ${listed[firstRow][0].toLocaleString()} to ${last[0].toLocaleString()} of ${T.n_events.toLocaleString()}.${left}` : "No event in this page matches.");
 }
 function chooseEvent(at, isAsked) {
   if (!listed.length) { $("events-stack").textContent = ""; $("events-other").hidden = true; return showEvents(); }

@@ -41,5 +41,5 @@ $("growths").addEventListener("keydown", event => {
 });
 D.growths.names.slice(0, PALETTE.length).forEach(([name], i) => { const s = add($("growths-legend"), "span"); add(s, "i").style.background = PALETTE[i]; s.append(name); });
 if (D.growths.names.length > PALETTE.length) { const s = add($("growths-legend"), "span"); add(s, "i").style.background = OTHERS; s.append("other lines"); }
-add($("growths-legend"), "span", "line: reserved in all", "soft");
+add($("growths-legend"), "span", "line: total reserved", "soft");
 $("growths-section").hidden = !G.length;

@@ -12,8 +12,8 @@ from pyalloc.units import size
 _BAR = 40
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _NO_STACKS = (
-    "which lines hold it is not known: `pyalloc attach` or `pyalloc run --record`, or the program's own call of "
-    "torch.cuda.memory._record_memory_history(), keeps stacks"
+    "it is unknown which lines hold the memory; to record stacks, use `pyalloc attach` or `pyalloc run --record`, or "
+    "call torch.cuda.memory._record_memory_history() in the program"
 )
 
 
@@ -38,12 +38,12 @@ def watched(figures: dict[str, Any], history: list[int], view: View, height: int
     """The same as screen() with what keys do, in so many lines of a terminal at most."""
     told = {key: value for key, value in figures.items() if key != "lines"}
     lines = screen(told, history).split("\n")
-    keys = f"q quit, space {'go on' if view.is_paused else 'pause'}, l {'no ' * bool(view.n_lines)}lines"
+    keys = f"q quit, space {'resume' if view.is_paused else 'pause'}, l {'hide' if view.n_lines else 'show'} lines"
     if view.n_lines and figures.get("lines") is None:
         lines += wrapped(_NO_STACKS).split("\n")
     elif view.n_lines:
         lines += _sorted(figures["lines"], view)
-        keys += f", + - more or fewer, s by {view.order}, c count anew"
+        keys += f", +/- more/fewer, s sort ({view.order}), c reset change"
     return "\n".join([*lines[: height - 2], "", keys])
 
 
@@ -96,8 +96,8 @@ def screen(figures: dict[str, Any], history: list[int]) -> str:
 def _recording(told: dict[str, Any] | None) -> list[str]:
     if not told:
         return []
-    when = "will be recorded, once it uses CUDA," if told.get("waits") else "recorded"
-    left = f", {told['left_s']:.0f} s more" if told.get("left_s") is not None else ""
+    when = "will be recorded once it uses CUDA," if told.get("waits") else "recorded"
+    left = f", for {told['left_s']:.0f} s more" if told.get("left_s") is not None else ""
     return [f"  {when} to {told['path']}{left}"]
 
 

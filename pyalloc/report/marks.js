@@ -14,9 +14,9 @@ const moment = () => D.moments.reduce((best, m) => Math.abs(m.event - MARKS[at()
 const ends = () => [Math.min(anchor, at()), Math.max(anchor, at())];
 function highest() { const [a, b] = ends(); let best = a; for (let m = a; m <= b; m++) if (heldAt[m] > heldAt[best]) best = m; return best; }
 const WANTED = {
-  left: ["made in it, still there at its end", (r, a, b) => r[0] > a && r[0] <= b && r[1] >= b],
-  gone: ["there before it, freed in it", (r, a, b) => r[0] <= a && r[1] >= a && r[1] < b],
-  most: ["there when it held most", (r, a, b, top) => r[0] <= top && top <= r[1]],
+  left: ["allocated in it, alive at its end", (r, a, b) => r[0] > a && r[0] <= b && r[1] >= b],
+  gone: ["alive before it, freed in it", (r, a, b) => r[0] <= a && r[1] >= a && r[1] < b],
+  most: ["alive at its highest point", (r, a, b, top) => r[0] <= top && top <= r[1]],
 };
 function flameRows() { // what the flame graph is of
   const m = at();
@@ -27,9 +27,9 @@ function flameRows() { // what the flame graph is of
 function flameTitle() {
   const named = m => m === peakAt ? "of the peak" : whenIs(MARKS[m]);
   if (anchor < 0) return `Flame graph ${named(at())}`;
-  const [a, b] = ends(), told = m => MARKS[m] < 0 ? "the begin" : `event ${MARKS[m].toLocaleString()}`;
-  if (wanted === "most") return `Flame graph ${named(highest())}, when most was held between ${told(a)} and ${told(b)}`;
-  return wanted === "left" ? `Flame graph of what was made after ${told(a)} and was still there after ${told(b)}` : `Flame graph of what was there after ${told(a)} and was freed by ${told(b)}`;
+  const [a, b] = ends(), told = m => MARKS[m] < 0 ? "the beginning" : `event ${MARKS[m].toLocaleString()}`;
+  if (wanted === "most") return `Flame graph ${named(highest())}, the highest point between ${told(a)} and ${told(b)}`;
+  return wanted === "left" ? `Flame graph of what was allocated after ${told(a)} and still alive after ${told(b)}` : `Flame graph of what was alive after ${told(a)} and freed by ${told(b)}`;
 }
 // The timeline's bands: lines from mark to mark, for between them only the sum is known.
 function bands(g, x, y) {
@@ -50,7 +50,7 @@ for (const [kind, [text]] of Object.entries(WANTED)) {
 }
 $("range-begin").onclick = () => rangeMoved(anchor < 0 ? at() : -1);
 function showRange() {
-  $("range-begin").textContent = anchor < 0 ? "a range begins here" : "no range";
+  $("range-begin").textContent = anchor < 0 ? "begin a range here" : "clear range";
   $("range-modes").hidden = anchor < 0;
   for (const b of $("range-modes").children) b.setAttribute("aria-pressed", b.dataset.wanted === wanted);
 }

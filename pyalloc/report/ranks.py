@@ -73,7 +73,7 @@ def compare(found: list[Analysis]) -> str:
         return "\n".join([*lines, "all ranks are alike (within 1 % of the median)"])
     odd = odd_one(found)
     other, differing = changes(found)
-    lines += ["", f"the odd one is {odd.path.name}; against {other.path.name}, at the peak:"]
+    lines += ["", f"the odd one is {odd.path.name}; at the peak, compared with {other.path.name}:"]
     for change, name in differing[:8]:
         lines.append(f"  {'+' if change > 0 else '-'}{size(abs(change)):>10}  {clip(name, 64)}")
     if leaks.growth(odd):

@@ -71,9 +71,9 @@ def test_a_python_that_pyalloc_cannot_get_into_is_told_why_torchs_figures_are_mi
     source = "import torch; torch.empty(600 << 20, dtype=torch.uint8, device='cuda')"
     code, _, err = finish(start([sys.executable, "-I", program(tmp_path, source)], tmp_path))
     assert code == 0
-    assert "peak reserved not known" in flat(err) and "600.0 MiB at most" in err
+    assert "peak reserved unknown" in flat(err) and "600.0 MiB at most" in err
     assert "-I` ignores PYTHONPATH or sitecustomize" in flat(err)
-    assert "first: leave that option out\n  next: pyalloc dryrun --memory 80GB --alloc" in err
+    assert "first: leave out that option\n  next: pyalloc dryrun --memory 80GB --alloc" in err
     assert "--allocator native" in err  # with another, which is refused, nothing would be known
 
 
@@ -113,7 +113,7 @@ def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 1
     assert "does not fit the limit that was set" in err
-    assert "first: raise the limit, or leave it out\n  next: pyalloc dryrun --memory 2GB" in err
+    assert "first: raise or remove the limit\n  next: pyalloc dryrun --memory 2GB" in err
 
 
 def test_out_of_addresses_asks_for_no_larger_device(
@@ -169,7 +169,7 @@ def test_a_killed_program_gives_the_shells_exit_code(
     source = "import os, signal, torch; torch.ones(9).cuda(); os.kill(os.getpid(), signal.SIGKILL)"
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 128 + signal.SIGKILL
-    assert "not known: the program was ended by SIGKILL" in err
+    assert "unknown: the program was ended by SIGKILL" in err
     assert "figures          none" in err and " 0 bytes" not in err
 
 
@@ -325,7 +325,7 @@ def test_what_is_rounding_is_told_apart(torch_found: hostcuda.Torch, tmp_path: P
     source = "import torch; torch.empty((20 << 20) - 700_000, dtype=torch.uint8, device='cuda')"
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0
-    assert "peak allocated   20.0 MiB (19.3 MiB asked for, the rest is rounding)" in err
+    assert "peak allocated   20.0 MiB (19.3 MiB requested, the rest is rounding)" in err
 
 
 def test_kernels_that_are_in_python_are_no_place_of_the_program(
@@ -426,10 +426,10 @@ def test_what_is_killed_is_not_said_to_have_used_nothing(tmp_path: Path, is_know
     )
     assert code == 0, err
     told = flat(err)
-    assert "warning: figures of process" in told and "are missing: it was killed" in told
-    assert "used no device memory" not in told and "called nothing of CUDA" not in told
+    assert "warning: figures of process" in told and "are missing: killed, for example" in told
+    assert "used no device memory" not in told and "did not call CUDA" not in told
     assert ("verdict fits 80.00 GiB" in told) == is_known
-    assert ("verdict not known: what used the device was killed" in told) != is_known
+    assert ("verdict unknown: the process that used the device was killed" in told) != is_known
 
 
 @pytest.mark.torch
@@ -460,6 +460,6 @@ for _ in range(3000):
     assert code == 0, err
     told = flat(err)
     pid = (tmp_path / "pid").read_text()
-    assert f"warning: figures of process {pid} are missing: it still runs" in told
-    assert "verdict not known: what used the device still runs" in told
+    assert f"warning: figures of process {pid} are missing: still running" in told
+    assert "verdict unknown: the process that used the device is still running" in told
     assert "killed" not in told

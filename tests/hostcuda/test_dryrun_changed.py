@@ -81,7 +81,7 @@ def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: 
         assert (torch.full((4, 4), 1.0).triu_(1) == 0).sum() == 10
     """
     err = end_well(tmp_path, source)
-    assert "taken as all true" not in flat(err), err
+    assert "counted as all true" not in flat(err), err
 
 
 def test_steps_that_an_optimizer_counts_on_the_device(

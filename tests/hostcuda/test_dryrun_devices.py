@@ -272,6 +272,6 @@ def test_a_device_that_is_not_there_is_given_next(
     ranks = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path, **ranks))
     assert code == 1 and "invalid device ordinal" in err
-    assert "not known: the program asked for another device than the one of --devices" in flat(err)
+    assert "unknown: the program asked for a device that --devices 1 does not provide" in flat(err)
     assert "look at the messages" not in err
     assert "next: pyalloc dryrun --memory 80GB --devices 4 --allocator native " in err

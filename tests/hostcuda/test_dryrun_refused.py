@@ -184,7 +184,10 @@ def test_addresses_that_the_program_itself_uses_up_are_told_in_the_summary(
     code, _, err = finish(start(limited, tmp_path))
     told = " ".join(err.split())
     assert code == 1, err
-    assert "verdict not known: this process may not have the addresses of a device's memory" in told
+    assert (
+        "verdict unknown: this process may not reserve enough address space for a device's memory"
+        in told
+    )
     assert "first: lift the limit: ulimit -v unlimited" in told
 
 

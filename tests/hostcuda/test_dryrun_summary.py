@@ -113,7 +113,7 @@ def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
     assert "rounding" not in summary(result(1 << 30, **told))
     told["peak_allocated_bytes"] = 66 << 20
     text = summary(result(1 << 30, **told))
-    assert "66.0 MiB (64.0 MiB asked for, the rest is rounding)" in text
+    assert "66.0 MiB (64.0 MiB requested, the rest is rounding)" in text
 
 
 def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_fit() -> None:
@@ -135,7 +135,7 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
     for other in ({"error": "KeyError"}, {"exit_code": 134}, {"ooms": 0}):
         changed = {"exit_code": 1, "fits": False, "ooms": 2, **other}
         text = summary(result(8 << 30, **changed))
-        assert "verdict          not known: the program" in text
+        assert "verdict          unknown: the program" in text
         first, command = text.splitlines()[-2:]
         assert first == "  first: look at the messages above"
         assert command == "  next: pyalloc dryrun --memory 8GB --allocator native python train.py"
@@ -172,9 +172,9 @@ def test_a_program_that_was_ended_from_outside_fits_so_far(number: signal.Signal
         assert "  first:" not in text
         assert text.endswith(f"next: {following}")
     text = summary(result(8 << 30, **ended, devices=()))
-    assert f"not known: the program was ended by {number.name}" in text
+    assert f"unknown: the program was ended by {number.name}" in text
     assert "first: let it run until it has used the device" in text
-    assert f"not known: the program was ended by {number.name}" in summary(
+    assert f"unknown: the program was ended by {number.name}" in summary(
         result(8 << 30, **ended, ooms=1)
     )
 
@@ -182,39 +182,39 @@ def test_a_program_that_was_ended_from_outside_fits_so_far(number: signal.Signal
 def test_a_signal_that_python_cannot_hear_of_leaves_no_messages_to_look_at() -> None:
     untold: dict[str, Any] = {"devices": (), "device_calls": 0, "killed": (9,)}
     text = flat(summary(result(8 << 30, exit_code=143, fits=False, **untold)))
-    assert "figures none, it could not tell them any more" in text
-    assert "not known: the program was ended by SIGTERM first: end it by SIGINT" in text
+    assert "figures none: the program was ended before it could report them" in text
+    assert "unknown: the program was ended by SIGTERM first: stop it with SIGINT" in text
     text = summary(result(8 << 30, exit_code=139, fits=False))
-    assert "not known: the program was ended by SIGSEGV" in text and "messages above" in text
+    assert "unknown: the program was ended by SIGSEGV" in text and "messages above" in text
 
 
 @pytest.mark.parametrize("ended", [{"exit_code": 143, "device_calls": 0}, {"exit_code": 0}])
 def test_what_is_to_be_done_first_fits_80_columns(ended: dict[str, Any]) -> None:
     text = summary(result(8 << 30, **ended, devices=(), fits=False, killed=(9,)))
-    assert "or record it: " in flat(text)
+    assert "or add --record: " in flat(text)
     assert max(map(len, text.splitlines()[:-1])) <= 80  # the last is a command, to be copied
 
 
 def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
     """There are no messages to look at: this machine's own memory holds what is copied to the device."""
     text = flat(summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
-    assert "not known: the program was ended by SIGKILL" in text
-    assert "first: see whether this machine's own memory ran out" in text
+    assert "unknown: the program was ended by SIGKILL" in text
+    assert "first: check whether this machine itself ran out of memory" in text
 
 
 def test_a_program_that_never_called_cuda_has_no_figures() -> None:
     unused: dict[str, Any] = {"devices": (), "device_calls": 0, "memory_calls": 0, "launches": 0}
     for code in (0, 1):
         text = summary(result(8 << 30, exit_code=code, fits=False, **unused))
-        assert "  figures          none: it called nothing of CUDA\n" in text
-        assert "not known\n" not in text and " 0 bytes" not in text
+        assert "  figures          none: the program did not call CUDA\n" in text
+        assert "unknown\n" not in text and " 0 bytes" not in text
 
 
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
         (0, "warning: {}; no kernel ran, so sizes and errors that depend on these values are wrong"),
-        (2, "warning: {}, 2 of them of values that are right; no kernel ran, so sizes and errors that"
+        (2, "warning: {}, 2 of them with correct values; no kernel ran, so sizes and errors that"
             " depend on the others are wrong"),
         (3, "note: {}; these values are right, although no kernel ran"),
     ],
@@ -242,16 +242,16 @@ def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:
 
 def test_a_program_that_used_no_device_memory_is_told_how_it_would() -> None:
     text = summary(result(8 << 30, fits=False, devices=()))
-    assert 'first: have the program move something to "cuda"' in text
+    assert 'first: let the program move something to "cuda"' in text
     assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator native python train.py")
 
 
 def test_what_a_card_holds_besides_is_told_where_little_is_left() -> None:
-    told = "note: a card also holds the CUDA context"
+    told = "note: a card also has to hold the CUDA context"
     for left, is_told in ((1 << 29, True), (3 << 29, False)):
         text = flat(summary(result(8 << 30, peak_device_bytes=(8 << 30) - left)))
         assert (told in text) == is_told
-    assert "not counted here, where 512.0 MiB are left" in flat(
+    assert "not counted here, and 512.0 MiB are left" in flat(
         summary(result(8 << 30, peak_device_bytes=(8 << 30) - (1 << 29)))
     )
     assert told not in flat(summary(result(8 << 30, fits=False, peak_device_bytes=8 << 30)))

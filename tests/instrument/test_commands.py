@@ -368,7 +368,7 @@ def test_of_two_ranks_the_larger_is_the_odd_one(tmp_path: Path) -> None:
         own.event("alloc", addr=1 << 20, bytes=size, stack=own.stack(1))
         paths.append(own.done())
     out = pyalloc("report", *paths, "-q")
-    assert "the odd one is b.pya; against a.pya" in out
+    assert "the odd one is b.pya; at the peak, compared with a.pya:" in out
 
 
 def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,21 +89,21 @@ def test_lines_that_moved_are_one(tmp_path: Path) -> None:
     assert told.n_moved == 3
     changed = [(row.name, row.bytes) for row in told.tables["line"] if row.bytes]
     assert changed == [("b/model.py:43 cache", 5 * MIB)]
-    assert "3 lines of the code moved" in " ".join(pyalloc("diff", before, after, "-q").split())
+    assert "3 lines of code moved" in " ".join(pyalloc("diff", before, after, "-q").split())
 
 
 def test_nothing_that_changed_is_said_to_be_nothing(tmp_path: Path) -> None:
     one, other = training(tmp_path / "one.pya"), training(tmp_path / "other.pya")
     out = pyalloc("diff", one, other, "-q")
     assert out.startswith("one.pya: peak 104.0 MiB; other.pya: 104.0 MiB. Every line holds as much")
-    assert "Not the same" not in out and "moved" not in out and " change " not in out
+    assert "Settings differ" not in out and "moved" not in out and " change " not in out
 
 
 def test_what_makes_up_for_something_is_told_where_the_peak_is_the_same(tmp_path: Path) -> None:
     before = training(tmp_path / "before.pya", more=20 * MIB)
     after = training(tmp_path / "after.pya", batch=6)
     out = " ".join(pyalloc("diff", before, after, "-q").split())
-    assert "124.0 MiB; after.pya: 124.0 MiB, the same. Most of it:" in out
+    assert "124.0 MiB; after.pya: 124.0 MiB, unchanged. Most of it:" in out
     assert "+20.0 MiB activations: attention" in out and "-20.0 MiB activations: cache" in out
 
 
@@ -115,7 +115,7 @@ def test_categories_that_only_one_knows_are_not_compared(tmp_path: Path, plan: P
     told = compared_of(training(tmp_path / "before.pya"), plan.done())
     assert "category" not in told.tables and "contributor" not in told.tables
     assert "+8.0 MiB a/model.py:10 attention" in compared.sentence(told)
-    assert "Only one of them tells of forward and backward" in " ".join(compared.notes(told))
+    assert "Only one of the two has forward and backward phases" in " ".join(compared.notes(told))
 
 
 def test_without_stacks_categories_or_sizes_are_named(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_without_stacks_categories_or_sizes_are_named(tmp_path: Path) -> None:
 def test_a_side_without_any_memory_is_told(tmp_path: Path) -> None:
     empty = Plan(tmp_path / "empty.pya").done()
     out = pyalloc("diff", training(tmp_path / "before.pya"), empty, "-q")
-    assert out.startswith("empty.pya tells of no memory: there is nothing to compare.\n")
+    assert out.startswith("There is nothing to compare: empty.pya has no allocations.\n")
 
 
 def test_two_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
             pyalloc("live", pid, "--count", 1, "--lines", 1, "--json").splitlines()[0]
         )
         if history == "no":
-            assert told["lines"] is None and "which lines hold it is not known" in shown
+            assert told["lines"] is None and "it is unknown which lines hold the memory" in shown
         else:
             first = f"{tmp_path.name}/program.py:5 <module>"
             assert told["lines"] == [

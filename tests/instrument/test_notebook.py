@@ -70,14 +70,14 @@ def test_a_cell_is_recorded_and_told(tmp_path: Path, allocator: str) -> None:
         "%%pyalloc --text\ndef more(mib):\n    return make(mib)\nc = more(16);",
     )
     assert "peak allocated 106.0 MiB, " in said
-    told = "in use before the cell 10.0 MiB, after it 42.0 MiB: 32.0 MiB more; 2 requests"
+    told = "in use: 10.0 MiB before the cell, 42.0 MiB after it (32.0 MiB more); 2 requests"
     assert told in " ".join(said.split())
     assert "at the peak, by line" in said and "2 x  In[2]:3 make" in said
     assert re.search(
         r"recorded: .*/cell-4\.pya \(deleted when the kernel ends; -o OUT\.pya keeps it\)", said
     )
     assert re.search(r"Out\[4\]: torch\.Size\(\[33554432\]\)\n-- well, 42 MiB", said)
-    assert "after it 58.0 MiB: 16.0 MiB more; 1 request " in " ".join(later.split())
+    assert "58.0 MiB after it (16.0 MiB more); 1 request " in " ".join(later.split())
     assert "Out[" not in later and later.endswith("-- well, 58 MiB")
     assert not list(tmp_path.glob("pyalloc-*")), "the folder goes with the kernel"
 
@@ -211,7 +211,7 @@ def test_a_page_in_a_frame_is_the_page(plan: Plan) -> None:
 def test_a_cell_that_takes_no_memory_says_so(plan: Plan) -> None:
     plan.event("user", "allocator=native")
     told = cell.summary(trace.analyse(plan.done()), (0, 0), (0, 0))
-    assert "in use before the cell 0 bytes, after it 0 bytes: as much; 0 requests" in told
+    assert "in use: 0 bytes before the cell, 0 bytes after it (unchanged); 0 requests" in told
     assert "It holds no allocation" in told and "at the peak" not in told
 
 

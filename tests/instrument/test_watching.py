@@ -172,7 +172,7 @@ def test_changes_count_from_the_first_look_on() -> None:
         len(watched(figures([row("a.py:1 f", 10)] * 30), [], View(n_lines=30), 24).split("\n"))
         <= 24
     )
-    assert "not known" in watched(figures(None), [], view, 40)
+    assert "unknown which lines" in watched(figures(None), [], view, 40)
 
 
 def test_who_has_no_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
