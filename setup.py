@@ -45,7 +45,7 @@ CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
 OLDEST = re.search(r"setuptools>=(\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 if OLDEST and int(setuptools.__version__.split(".")[0]) < int(OLDEST[1]):
     raise SystemExit(
-        f"building pyalloc needs setuptools {OLDEST[1]} or newer, here is {setuptools.__version__}: "
+        f"building pyalloc needs setuptools {OLDEST[1]} or newer, but {setuptools.__version__} is installed: "
         f"pip install 'setuptools>={OLDEST[1]}', or leave out --no-build-isolation"
     )
 

@@ -44,9 +44,8 @@ pya_module_heap(void) {
     struct pya_heap *heap = process_heap;
     if (heap == NULL) {
         pya_module_raise(
-            "AllocatorError",
-            "pyalloc is not installed: call pyalloc.install() first; where that was "
-            "done, pyalloc.status() says why it is not");
+            "AllocatorError", "pyalloc is not installed: call pyalloc.install() first; if you did, "
+                              "pyalloc.status() says why it had no effect");
     }
     return heap;
 }

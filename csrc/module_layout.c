@@ -59,7 +59,7 @@ pya_module_layouts(PyObject *packed) {
         n++;
     }
     if (n == 0 || at != end) {
-        pya_module_raise("PlanError", "a plan was cut off");
+        pya_module_raise("PlanError", "the plan is cut off");
     } else if (!pya_layouts_are_sound(layouts)) {
         char text[160];
         (void)snprintf(

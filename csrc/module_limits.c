@@ -22,16 +22,17 @@ reserve_refused(struct pya_heap *heap, int device, unsigned long long bytes) {
         in_mib((size_t)bytes), device);
     if (status == PYA_OK) {
         n += PyOS_snprintf(
-            text + n, sizeof text - (size_t)n, ". Of its %zu MiB %zu are free, %zu are cached here",
-            in_mib(info.total_bytes), in_mib(info.free_bytes), in_mib(info.cached_bytes));
+            text + n, sizeof text - (size_t)n,
+            ". Of its %zu MiB, %zu are free and %zu are cached here", in_mib(info.total_bytes),
+            in_mib(info.free_bytes), in_mib(info.cached_bytes));
     }
     if (status == PYA_OK && info.limit_bytes < info.total_bytes) {
         n += PyOS_snprintf(
-            text + n, sizeof text - (size_t)n, ", the limit is %zu", in_mib(info.limit_bytes));
+            text + n, sizeof text - (size_t)n, "; the limit is %zu", in_mib(info.limit_bytes));
     }
     PyOS_snprintf(
         text + n, sizeof text - (size_t)n,
-        ". Ask for less, or raise the limit (pyalloc.set_limit())");
+        ". Reserve less, or raise the limit (pyalloc.set_limit())");
     return pya_module_raise("AllocatorError", text);
 }
 
@@ -110,7 +111,7 @@ limits_set_pool(PyObject *self, PyObject *args) {
     if (status == PYA_E_INVAL) {
         return pya_module_raise(
             "AllocatorError",
-            "this pool is not in use on this device: allocate to it (torch.cuda.use_mem_pool) before "
+            "this pool is not in use on this device: allocate from it (torch.cuda.use_mem_pool) before "
             "setting its limit");
     }
     return pya_module_result(status, "setting the limit of a pool failed", device);

@@ -23,7 +23,8 @@ trace_raise(pya_status status, const char *path, const char *why) {
     const bool is_usage = status == PYA_E_INVAL || status == PYA_E_BUSY;
     PyOS_snprintf(
         text, sizeof text, "%s: %s", path,
-        status == PYA_E_BUSY ? "it is being written already: each recording needs a name of its own"
+        status == PYA_E_BUSY
+            ? "another recording is writing to it; give each recording a name of its own"
         : status == PYA_E_IO ? strerror(errno)
         : why[0] != '\0'     ? why
                              : pya_status_text(status));
@@ -98,9 +99,10 @@ writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (status != PYA_OK) {
         const char *why = "";
         if (status == PYA_E_INVAL) {
-            why = overwrite != 0
-                      ? "it, or the same name with .part, is no plain file; choose another name"
-                      : "the file exists; choose another name or ask to overwrite it";
+            why =
+                overwrite != 0
+                    ? "it, or the same name with .part, is not a regular file; choose another name"
+                    : "the file already exists; choose another name or allow overwriting it";
         }
         trace_raise(status, PyBytes_AsString(bytes), why);
         Py_DECREF(self);

@@ -455,10 +455,10 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
     pya_torch_forget_filter_error();
     if (status == PYA_E_INVAL) {
         throw std::runtime_error(
-            "pyalloc: requests already go to pool (" + std::to_string(pool.first) + ", " +
-            std::to_string(pool.second) + ") of GPU " + std::to_string(device) +
-            ": a capture or a use_mem_pool block that uses it has not ended. One at a time can; use "
-            "another pool, or end that one first");
+            "pyalloc: pool (" + std::to_string(pool.first) + ", " + std::to_string(pool.second) +
+            ") of GPU " + std::to_string(device) +
+            " is already in use: a capture or a use_mem_pool block that uses it has not ended. Only one "
+            "at a time can; use another pool, or end that one first");
     }
     check(status, "beginning to allocate to a pool failed", device);
     (void)own.release(); /* the heap drops it at the pool's end */

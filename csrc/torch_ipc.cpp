@@ -88,11 +88,11 @@ share_plain(pya_heap *heap, pya_dptr address) {
     if (error != 0) {
         (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
         throw std::runtime_error(
-            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle gave " +
+            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle returned " +
             std::to_string(error) + "): " +
             (segment.is_plain
                  ? "the driver has no such handle for it. Send"
-                 : "the driver has no descriptors for memory of its virtual memory calls. Start the program with "
+                 : "the driver cannot export memory of its virtual memory calls. Start the program with "
                    "PYALLOC_CONF=vmm:false, or send") +
             " a CPU copy of the tensor.");
     }
@@ -123,7 +123,7 @@ open_plain(const std::string &handle) {
     if (error != 0) {
         (void)cuda.last_error();
         throw std::runtime_error(
-            "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle gave " +
+            "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle returned " +
             std::to_string(error) + ")");
     }
     return {base, [device](void *opened) { close_on(device, opened); }};

@@ -84,8 +84,8 @@ snapshot_for(const void *caller, pya_pool_id id, bool with_traces) {
             is_every_pool
                 ? "pyalloc: snapshots cannot be taken through C++; call torch.cuda.memory._snapshot() or "
                   "torch.cuda.memory.memory_snapshot() from Python"
-                : "pyalloc: what a pool holds cannot be told to C++, so a pool cannot be registered with NCCL "
-                  "(register_mem_pool); leave that out, NCCL then copies through buffers of its own");
+                : "pyalloc: a pool's contents are not available to C++, so it cannot be registered with NCCL "
+                  "(register_mem_pool); leave that out, and NCCL copies through buffers of its own");
     }
     if (!native_method(known, native, pya_torch_snapshot_name)) {
         throw std::runtime_error("pyalloc: torch's own snapshot was not found");

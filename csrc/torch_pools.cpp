@@ -175,7 +175,7 @@ allocator_passed(void) {
 }
 
 #define UNKNOWN_ALLOCATOR                                                                          \
-    "how this torch passes a MemPool's allocator is not known; use MemPool() without one"
+    "it is unknown how this torch passes a MemPool's allocator; use MemPool() without one"
 
 std::unique_ptr<own_allocator>
 own_allocator_of(void *const *allocator) {
@@ -300,7 +300,7 @@ pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *al
         if (status != PYA_OK) {
             (void)!pya_pool_release(heap, device, id);
             throw std::runtime_error(
-                "pyalloc: a pool that has memory already cannot get an allocator of its own");
+                "pyalloc: a pool that already holds memory cannot get an allocator of its own");
         }
     }
 }
@@ -424,7 +424,7 @@ pya_torch_checkpoint_set(void *self, int8_t device, std::shared_ptr<pya_torch_po
     std::unordered_map<pya_dptr, size_t> stays;
     const pya_torch_pool_state *mine = state.get();
     if (mine == nullptr || typeid(*mine) != typeid(pya_torch_pool_state)) {
-        throw std::runtime_error("pyalloc: this checkpoint is another allocator's");
+        throw std::runtime_error("pyalloc: this checkpoint belongs to another allocator");
     }
     for (const pya_claim &block : state->live) {
         stays[block.addr] = block.bytes;

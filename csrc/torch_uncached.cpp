@@ -63,7 +63,7 @@ pya_torch_uncached_alloc(size_t bytes) {
                                      ? "CUDA error: out of memory. Tried to allocate " +
                                            std::to_string(bytes) +
                                            " bytes with the caching allocator switched off"
-                                     : "pyalloc: cudaMalloc gave " + std::to_string(error);
+                                     : "pyalloc: cudaMalloc returned " + std::to_string(error);
         pya_torch_throw_text(text.c_str(), error == OUT_OF_MEMORY);
     }
     uncached.with([ptr](std::unordered_set<void *> &blocks) {

@@ -86,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for allocator in ALLOCATORS:
             print(train(allocator, on_gpu, Path(folder)).line(), flush=True)
-    print("MiB; ratio of the peaks; device calls: those that take, map or free memory")
+    print("MiB; ratio of the peaks; device calls: those that allocate, map or free memory")
 
 
 if __name__ == "__main__":

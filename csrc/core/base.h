@@ -47,10 +47,10 @@ typedef uint64_t pya_stream;
     X(E_LIMIT, 9, "a limit set by the user is reached")                                            \
     X(E_IO, 10, "reading or writing a file failed")                                                \
     X(E_CORRUPT, 11, "the data is damaged or not in this format")                                  \
-    X(E_TOO_LARGE, 12, "1 EiB or more was asked for")                                              \
+    X(E_TOO_LARGE, 12, "1 EiB or more was requested")                                              \
     X(E_FOREIGN, 13, "the pointer was not handed out by this allocator")                           \
     X(E_DOUBLE_FREE, 14, "the pointer was already freed")                                          \
-    X(E_STREAM, 15, "there is no such stream; it was destroyed, or never was one")
+    X(E_STREAM, 15, "there is no such stream; it was destroyed or never existed")
 
 typedef enum {
 #define X(name, value, text) PYA_##name = value,

@@ -48,49 +48,49 @@ oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
         oom_size(info->pool_bytes, b, sizeof b);
         (void)snprintf(
             text, n,
-            "the pool may hold %s and holds %s: raise its limit (pyalloc.set_limit(..., pool=...)) or "
-            "free tensors of it.",
+            "the pool is limited to %s and holds %s: raise its limit (pyalloc.set_limit(..., pool=...)) or "
+            "free some of its tensors.",
             a, b);
     } else if (info->limit_bytes < info->total_bytes && info->free_bytes >= info->requested_bytes) {
         oom_size(info->limit_bytes, a, sizeof a);
         (void)snprintf(
             text, n,
-            "the device has room, the limit of %s has not: raise it (pyalloc.set_limit(), "
+            "the device has room, but the limit is %s: raise it (pyalloc.set_limit(), "
             "torch.cuda.set_per_process_memory_fraction()).",
             a);
     } else if (info->lacks_addresses && info->free_bytes >= info->requested_bytes) {
         (void)snprintf(
             text, n, "%s",
-            "the device has room, this process has no addresses left to put more memory at: fewer "
-            "streams and private pools, `ulimit -v unlimited`, or in a dry run a smaller --memory.");
+            "the device has room, but this process has no address space left: use fewer streams and "
+            "private pools, `ulimit -v unlimited`, or in a dry run a smaller --memory.");
     } else if (
         oom_elsewhere(info) >= info->requested_bytes &&
         oom_elsewhere(info) > info->total_bytes / 16) {
         oom_size(oom_elsewhere(info), a, sizeof a);
         (void)snprintf(
             text, n,
-            "%s of the device are held outside this allocator: by other programs (nvidia-smi lists "
-            "them) or by libraries in this one.",
+            "%s of the device are held outside this allocator, by other programs (nvidia-smi lists "
+            "them) or by libraries in this one: free some of that.",
             a);
     } else if (info->private_bytes >= info->requested_bytes) {
         oom_size(info->private_bytes, a, sizeof a);
         (void)snprintf(
             text, n,
-            "%s lie idle in private pools: delete CUDA graphs that are done with, or make the pool "
-            "with use_on_oom=True.",
+            "%s lie idle in private pools: delete CUDA graphs that are no longer needed, or make the "
+            "pool with use_on_oom=True.",
             a);
     } else if (oom_idle(info) >= info->requested_bytes) {
         (void)snprintf(
             text, n, "%s",
             info->has_vmm
-                ? "what is free lies in pieces smaller than a page, or is pending: free the small "
-                  "tensors among large ones, or a smaller batch."
-                : "what is free lies in pieces that only virtual memory calls could join "
-                  "(option vmm, a newer driver); or a smaller batch.");
+                ? "the free memory is in pieces smaller than a page, or other streams still use it: "
+                  "free the small tensors between large ones, or use a smaller batch."
+                : "the free memory is in pieces that only virtual memory calls could join: use the "
+                  "option vmm:True and a driver that has them, or a smaller batch.");
     } else {
         (void)snprintf(
             text, n,
-            "a smaller batch, or `pyalloc report` on a recording to see what holds the memory.");
+            "use a smaller batch, or run `pyalloc report` on a recording to see what holds the memory.");
     }
 }
 
@@ -193,8 +193,8 @@ pya_heap_error_text(
     if (card == NULL && open_error(heap, status, device, &error)) {
         return snprintf(
             buffer, buffer_bytes,
-            "%s: %s: GPU %d could not be opened: %s gave %d (%s). Compare the driver (nvidia-smi) with what "
-            "this CUDA needs",
+            "%s: %s: GPU %d could not be opened: %s returned %d (%s). Check whether the driver (nvidia-smi) is new "
+            "enough for this CUDA",
             what, pya_status_text(status), device < 0 ? 0 : device, error.call, error.code,
             error.text);
     }
@@ -214,10 +214,10 @@ pya_heap_error_text(
             card->index, error.code, error.text);
     }
     return snprintf(
-        buffer, buffer_bytes, "%s: %s: %s%s on GPU %d gave %d (%s)%s", what,
+        buffer, buffer_bytes, "%s: %s: %s%s on GPU %d returned %d (%s)%s", what,
         pya_status_text(status), error.call, size, card->index, error.code, error.text,
         error.is_sticky
-            ? ". Work queued earlier, not this call, broke the device for the rest of this process: run "
-              "it again with CUDA_LAUNCH_BLOCKING=1 to see which kernel, then start a new process"
+            ? ". Earlier work, not this call, made the device unusable for the rest of this process: "
+              "start a new one with CUDA_LAUNCH_BLOCKING=1 to see which kernel failed"
             : "");
 }

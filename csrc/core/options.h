@@ -12,33 +12,34 @@ extern "C" {
 /* kind, name, default, help.  Kinds: CHOICE (enum below), BOOL, BYTES (0 is "none"), REAL, SECONDS, COUNT. */
 #define PYA_OPTION_TABLE(X)                                                                        \
     X(CHOICE, memory, PYA_MEMORY_BALANCED,                                                         \
-      "tight|balanced|fast: how much work to spend on saving memory; balanced for training, "      \
-      "tight where the last percent decides whether it fits, fast where memory is plenty")         \
+      "tight|balanced|fast: how much work to spend on saving memory; balanced suits training, "    \
+      "tight helps if the last percent decides whether it fits, fast if memory is plentiful")      \
     X(BOOL, vmm, 1,                                                                                \
-      "use the driver's virtual memory calls where it has them; False for libraries that want "    \
-      "one allocation behind an address")                                                          \
+      "use the driver's virtual memory calls if it has them; False for libraries that need one "   \
+      "allocation behind an address")                                                              \
     X(REAL, per_process_memory_fraction, 1,                                                        \
-      "share of each device's memory this process may reserve")                                    \
-    X(BYTES, limit, 0, "most bytes to reserve on each device (0: the device's memory)")            \
+      "share of each device's memory that this process may reserve")                               \
+    X(BYTES, limit, 0, "maximum bytes to reserve on each device (0: all of its memory)")           \
     X(BYTES, soft_limit, 0,                                                                        \
-      "bytes above which each device reuses and gives back memory before it takes more (0: none)") \
+      "bytes above which memory is reused and given back before more is reserved, on each device " \
+      "(0: none)")                                                                                 \
     X(REAL, garbage_collection_threshold, 0,                                                       \
       "share of the limit above which idle cached memory is given back before growing (0: off)")   \
     X(BYTES, keep_free, 0,                                                                         \
-      "bytes of each device to leave to other programs and libraries: where less is free, "        \
-      "cached memory is given back before growing (0: none)")                                      \
+      "bytes of each device to leave to other programs and libraries: if less is free, cached "    \
+      "memory is given back before growing (0: none)")                                             \
     X(SECONDS, trim_after, 0,                                                                      \
-      "seconds after which memory nothing needed is given back, at the next request (0: never)")   \
+      "seconds after which unused memory is given back, at the next request (0: never)")           \
     X(BYTES, max_split_size, 0,                                                                    \
-      "without vmm: blocks of this size and larger are not split, which helps where pieces of "    \
-      "them lie idle (0: no bound)")                                                               \
+      "without vmm: do not split blocks of this size or larger, which helps if pieces of them "    \
+      "lie idle (0: no bound)")                                                                    \
     X(COUNT, roundup_power2_divisions, 0,                                                          \
       "round requests up to this many steps per power of two: fewer sizes, more memory (0: off)")  \
     X(BOOL, shared_pages, 1,                                                                       \
-      "before out of memory: let two live blocks share a page under two addresses")                \
+      "before running out of memory, let two live blocks share a page under two addresses")        \
     X(COUNT, mappings_per_page, 64,                                                                \
-      "addresses at which a page is mapped, on average, before old ones are unmapped: fewer take " \
-      "less of the driver's memory and more of its time")
+      "average number of addresses of a page before old ones are unmapped: fewer take less of "    \
+      "the driver's memory and more of its time")
 
 enum { PYA_MEMORY_TIGHT, PYA_MEMORY_BALANCED, PYA_MEMORY_FAST };
 

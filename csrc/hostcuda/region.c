@@ -45,8 +45,8 @@ window_open(void) {
         is_window_refused = true;
         (void)fprintf(
             stderr,
-            "pyalloc hostcuda: this process may not have the addresses of a device's memory; lift "
-            "its limit: ulimit -v unlimited\n");
+            "pyalloc hostcuda: this process may not reserve enough address space for a device's "
+            "memory; lift the limit: ulimit -v unlimited\n");
     }
     return CU_OUT_OF_MEMORY;
 }

@@ -110,7 +110,7 @@ state_tell_absent(unsigned long n) {
         told = true;
         (void)fprintf(
             stderr,
-            "pyalloc hostcuda: CUDA_VISIBLE_DEVICES names device %lu, but there are %d: another stands for it, and "
+            "pyalloc hostcuda: CUDA_VISIBLE_DEVICES names device %lu, but there are %d: another one stands in for it, and "
             "torch.cuda.device_count() does not count it (pyalloc dryrun --devices %lu)\n",
             n, n_physical, n + 1);
     }

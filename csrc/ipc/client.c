@@ -72,7 +72,7 @@ client_receive(struct client *client) {
         (packet.header.msg_flags & MSG_CTRUNC) != 0) {
         return client_fail(
             client, PYA_E_HOST_NOMEM,
-            "this process may have no more open files (ulimit -n), and needs up to %d for a moment",
+            "this process has reached its limit of open files (ulimit -n), and briefly needs up to %d more",
             IPC_BATCH);
     }
     memcpy(client->n_pages, packet.reply.n_pages, client->n_fds * sizeof(uint32_t));
@@ -135,7 +135,7 @@ client_connect(struct client *client) {
     }
     if (!ipc_is_ours(client->socket)) {
         return client_fail(
-            client, PYA_E_DEVICE, "the process that sent it (%d) is another user's",
+            client, PYA_E_DEVICE, "the process that sent it (%d) belongs to another user",
             (int)client->name->pid);
     }
     return PYA_OK;

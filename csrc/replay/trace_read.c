@@ -45,7 +45,8 @@ reader_fail_damaged(struct pya_trace_reader *r, const char *why) {
     pya_status status = reader_fail(r, PYA_E_CORRUPT, why);
     size_t n = strlen(r->error);
     snprintf(
-        r->error + n, sizeof r->error - n, "; if it was copied, copy it again, else record again");
+        r->error + n, sizeof r->error - n,
+        "; if it was copied, copy it again, otherwise record again");
     return status;
 }
 
@@ -172,7 +173,7 @@ reader_stack(struct pya_trace_reader *r) {
     /* A parent comes before its child, so walking up always ends. */
     if (at == NULL || field[0] > r->n_stacks || field[1] > r->n_strings ||
         field[2] > r->n_strings || field[3] > UINT32_MAX) {
-        return reader_fail_damaged(r, "a stack names what is not defined");
+        return reader_fail_damaged(r, "a stack refers to something undefined");
     }
     if (!reader_reserve(
             (void **)&r->stacks, &r->stacks_room, (size_t)r->n_stacks + 1, sizeof *r->stacks)) {
@@ -228,7 +229,7 @@ reader_event(struct pya_trace_reader *r, uint8_t head, struct pya_trace_event *o
     uint64_t text = reader_field(r, &at, (fields & PYA_TRACE_TEXT) != 0, 0);
     if (at == NULL || state->device >= PYA_MAX_DEVICES || stack > r->n_stacks ||
         text > r->n_strings) {
-        return reader_fail_damaged(r, "an event names what is not defined");
+        return reader_fail_damaged(r, "an event refers to something undefined");
     }
     *out = (struct pya_trace_event){
         .kind = kind,

@@ -70,7 +70,7 @@ def _note_uncaught(state: _Watch) -> None:
         # Of both allocators' texts, where less than the device is; pyalloc's of a pool's limit and of `ulimit -v`.
         state.limited = any(
             text in str(reason)
-            for text in (" allowed; ", "the pool may hold ", "no addresses left to put")
+            for text in (" allowed; ", "the pool is limited to ", "no address space left")
         )
         if "invalid device ordinal" in str(reason):
             state.wanted = _wanted_devices()

@@ -216,7 +216,8 @@ class PowerSpherical(Distribution):
         alpha = self._beta + scale
         if is_pushed_twice(alpha):  # torch would leave the outer one's part out, without a word
             raise OpError(
-                "PowerSpherical: samples have first derivatives by scale only, not jvp() or jacfwd() of either"
+                "PowerSpherical: samples have first derivatives with respect to scale only; jvp() and jacfwd() "
+                "cannot be nested"
             )
         z, rest = beta.apply(alpha, self._beta).unbind(-1)
         cosine = (z - rest).unsqueeze(-1)

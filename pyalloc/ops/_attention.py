@@ -360,7 +360,7 @@ def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 def _refuse_derivative(dropout: float) -> None:
     if dropout > 0:
         raise OpError(
-            "scaled_attention: with dropout there are first derivatives in reverse mode only; set dropout=0"
+            "scaled_attention: with dropout only first derivatives in reverse mode exist; set dropout=0"
         )
 
 

@@ -139,7 +139,7 @@ def launch(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
         return
     name = call.name.removeprefix("pya_ops_cuda_")
     if status == 2:
-        raise OpError(f"{name}: the launch is larger than a device takes; split the batch")
+        raise OpError(f"{name}: the launch exceeds the device's limits; split the batch")
     raise OpError(f"{name}: {_error(library())}")
 
 
@@ -169,7 +169,7 @@ def _module(device: int, family: str) -> tuple[int, int | None] | None:
     if is_captured(torch.device("cuda", device)):
         raise OpError(
             "pyalloc.ops: the CUDA kernels cannot be loaded while a graph is captured; "
-            f"call the op once on device {device} before"
+            f"call the op once on device {device} before the capture"
         )
     try:
         lib = library()
@@ -183,7 +183,7 @@ def _module(device: int, family: str) -> tuple[int, int | None] | None:
         return int(loaded.module), loaded.context
     except (OpError, OSError) as error:
         warnings.warn(
-            f"pyalloc.ops: no CUDA kernels on device {device} ({error}); plain torch serves instead",
+            f"pyalloc.ops: no CUDA kernels on device {device} ({error}); using plain torch instead",
             stacklevel=2,
         )
         return None
@@ -215,7 +215,7 @@ def images_for(capability: tuple[int, int], family: str) -> Iterator[bytes]:
         OpError: the source is missing, or NVRTC, or it refuses.
     """
     if not SOURCE.exists():
-        raise OpError(f"{SOURCE} is missing; install pyalloc again")
+        raise OpError(f"{SOURCE} is missing; reinstall pyalloc")
     text = SOURCE.read_bytes()
     fatbin = SOURCE.parent / f"ops-{hashlib.sha256(text).hexdigest()[:16]}.fatbin"
     if fatbin.exists():
@@ -235,7 +235,7 @@ def _compiled(text: bytes, family: str, capability: tuple[int, int]) -> bytes:
     what = f"{family} kernels for {arch}"
     directory = _cache_directory()
     if directory is None:
-        _tell_of_compiling(what, "in each process: there is no private folder to keep them in")
+        _tell_of_compiling(what, "in each process, as there is no private folder to keep them in")
         return compile_text(text, arch)
     # A home may be shared with machines whose drivers are of an older major version, which refuse it.
     digest = hashlib.sha256(text).hexdigest()[:16]
@@ -253,7 +253,7 @@ def _compiled(text: bytes, family: str, capability: tuple[int, int]) -> bytes:
 
 def _tell_of_compiling(what: str, how_often: str) -> None:
     print(
-        f"pyalloc.ops: compiling the CUDA {what} takes some seconds to half a minute, {how_often}",
+        f"pyalloc.ops: compiling the CUDA {what} takes between a few seconds and half a minute, {how_often}",
         file=sys.stderr,
         flush=True,
     )
@@ -332,7 +332,7 @@ def _nvrtc() -> ctypes.CDLL:
             _open_builtins(Path(name))
             return ctypes.CDLL(name)
     raise OpError(
-        "libnvrtc is not found; install nvidia-cuda-nvrtc, or run make cuda where nvcc is"
+        "libnvrtc was not found; install nvidia-cuda-nvrtc, or run `make cuda` where nvcc is installed"
     )
 
 

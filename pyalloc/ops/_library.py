@@ -132,7 +132,7 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise OpError(
             f"the CPU kernels of pyalloc.ops cannot be loaded ({error}); "
-            "install pyalloc again, or in a checkout run: make -C csrc/ops OUT=$PWD/pyalloc/lib"
+            "reinstall pyalloc, or in a checkout run: make -C csrc/ops OUT=$PWD/pyalloc/lib"
         ) from error
 
 
@@ -210,6 +210,4 @@ def set_cpu_isa(name: str) -> None:
     """
     if name not in ISA_NAMES or library().pya_ops_isa_select(ISA_NAMES.index(name)) != 0:
         there = ISA_NAMES[: library().pya_ops_isa_best() + 1]
-        raise OpError(
-            f"instruction set {name!r} is not available here; there are {', '.join(there)}"
-        )
+        raise OpError(f"instruction set {name!r} is not available here, only {', '.join(there)}")

@@ -88,8 +88,8 @@ def _mesh(op: str, inputs: Sequence[Any]) -> Any:
     if not all(isinstance(x, DTensor) and x.device_mesh == mesh for x in given):
         kinds_given = ", ".join(type(x).__name__ for x in given)
         raise OpError(
-            f"{op}: where one tensor is a DTensor all are to be, on one mesh, got {kinds_given}; "
-            "torch.distributed.tensor.distribute_tensor() makes one"
+            f"{op}: if one tensor is a DTensor, all must be, on the same mesh, got {kinds_given}; "
+            "convert the others with torch.distributed.tensor.distribute_tensor()"
         )
     return mesh
 

@@ -248,8 +248,8 @@ class _Step(torch.autograd.Function):
         memory: _Memory = ctx.memory
         if memory.versions_now() != memory.versions:
             raise RuntimeError(
-                "additive_attention: keys or values of sequence_gradients were modified by an inplace "
-                "operation after a step had used them; change copies instead"
+                "additive_attention: keys or values of sequence_gradients were modified in place after "
+                "a step had used them; modify copies instead"
             )
         wanted = memory.is_wanted()
         task = torch._C._current_graph_task_id()

@@ -11,7 +11,7 @@ test_advice(void) {
           .total_bytes = 100 * MIB,
           .free_bytes = 50 * MIB,
           .limit_bytes = 40 * MIB},
-         "the limit of 40.00 MiB has not"},
+         "the device has room, but the limit is 40.00 MiB: raise it"},
         {{.requested_bytes = 8 * MIB,
           .total_bytes = 100 * MIB,
           .limit_bytes = SIZE_MAX,
@@ -43,7 +43,7 @@ test_advice(void) {
           .limit_bytes = SIZE_MAX,
           .reserved_bytes = 100 * MIB,
           .allocated_bytes = 99 * MIB},
-         "a smaller batch, or `pyalloc report`"},
+         "use a smaller batch, or run `pyalloc report`"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char text[PYA_OOM_TEXT_BYTES];
@@ -90,7 +90,7 @@ test_a_lost_device_is_explained_once(void) {
     pya_sim_fail(world.sim, PYA_SIM_ANY_CALL, 1, PYA_E_DEVICE, true);
     CHECK_EQ(pya_alloc(world.heap, 0, 60 * MIB, 0, &ptr), PYA_E_DEVICE);
     (void)pya_heap_error_text(world.heap, PYA_E_DEVICE, "allocation failed", 0, text, sizeof text);
-    CHECK(strstr(text, "cuMemCreate of 2097152 bytes on GPU 0 gave ") != NULL);
+    CHECK(strstr(text, "cuMemCreate of 2097152 bytes on GPU 0 returned ") != NULL);
     CHECK(strstr(text, "CUDA_LAUNCH_BLOCKING=1") != NULL);
     (void)pya_heap_error_text(world.heap, PYA_E_DEVICE, "trimming failed", -1, text, sizeof text);
     CHECK(strstr(text, "trimming failed: GPU 0 failed earlier") != NULL);
@@ -133,8 +133,8 @@ test_error_text_of_a_device_that_does_not_open(void) {
         const char *says;
     } rows[] = {
         {"cuInit", PYA_E_DEVICE, 1,
-         "it failed: a device call failed: GPU 1 could not be opened: cuInit gave 35 (too old). Compare"},
-        {"cuInit", PYA_E_NOTSUP, 1, "GPU 1 could not be opened: cuInit gave 35"},
+         "it failed: a device call failed: GPU 1 could not be opened: cuInit returned 35 (too old). Check"},
+        {"cuInit", PYA_E_NOTSUP, 1, "GPU 1 could not be opened: cuInit returned 35"},
         {"", PYA_E_DEVICE, 1, NULL},
         {"cuInit", PYA_E_FOREIGN, 1, NULL},
         {"cuInit", PYA_E_DEVICE, 0, NULL},

@@ -399,7 +399,7 @@ check_pool_limit(const char *options) {
     pya_heap_oom_info(world.heap, &info);
     CHECK_EQ(info.pool_limit_bytes, 64 * MIB);
     (void)pya_oom_text(&info, text, sizeof text);
-    CHECK(strstr(text, "the pool may hold 64.00 MiB") != NULL);
+    CHECK(strstr(text, "the pool is limited to 64.00 MiB") != NULL);
     CHECK_EQ(pya_pool_list(world.heap, 0, &pool, 1), 1);
     CHECK(pool.reserved_bytes[PYA_STAT_ALL].current <= (int64_t)(64 * MIB));
     CHECK(!world.heap->cards.open[0]->is_short);
@@ -562,7 +562,7 @@ test_lack_of_addresses_is_told(void) {
     CHECK(pya_alloc(world.heap, 0, 80 * MIB, 16, &ptr) == PYA_E_NOMEM);
     pya_heap_oom_info(world.heap, &info);
     CHECK(pya_oom_text(&info, text, sizeof text) > 0);
-    CHECK(strstr(text, "no addresses left") != NULL);
+    CHECK(strstr(text, "no address space left") != NULL);
     world_fini(&world);
 }
 

@@ -246,7 +246,7 @@ test_holders(void) {
         strstr(
             text, "Held: 70.00 MiB in 2 blocks by the default pool on the default stream; "
                   "50.00 MiB in 1 block by ") != NULL);
-    CHECK(strstr(text, "Next: a smaller batch") != NULL);
+    CHECK(strstr(text, "Next: use a smaller batch") != NULL);
     const pya_dptr all[] = {a, b, c, d, e};
     for (size_t i = 0; i < 5; i++) {
         give(&world, all[i]);

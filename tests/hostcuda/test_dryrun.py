@@ -127,7 +127,7 @@ def test_out_of_addresses_asks_for_no_larger_device(
     """
     arguments = ["--memory", "2GB", "--allocator", "pyalloc"]
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 1 and "no addresses left" in err, err
+    assert code == 1 and "no address space left" in err, err
     assert "first: lift the limit: ulimit -v unlimited\n  next: pyalloc dryrun --memory 2GB" in err
 
 

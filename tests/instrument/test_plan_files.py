@@ -143,7 +143,7 @@ def test_other_files(tmp_path: Path, content: bytes) -> None:
 def test_the_binding_refuses_what_is_no_plan(steps: Path) -> None:
     packed = planning.make(steps).packed()
     for wrong in (b"", packed[:-1], packed[:7], packed + packed[:-1], packed + b"0"):
-        with pytest.raises(PlanError, match="a plan was cut off"):
+        with pytest.raises(PlanError, match="the plan is cut off"):
             _core.check_plan(wrong)
     with pytest.raises(TypeError):
         _core.check_plan("text")  # type: ignore[arg-type]

@@ -333,5 +333,5 @@ def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
         """)
     first, second, third, fourth = done.stdout.splitlines()
     assert "out.pya.part already exists (from a recording that was cut off" in first
-    assert second == "False" and "being written already" in third
+    assert second == "False" and "another recording is writing to it" in third
     assert fourth == "True"  # what was recorded before stays until another is whole

@@ -268,7 +268,7 @@ def test_forward_mode_within_forward_mode_of_samples():
         ),
     )
     for call in twice:
-        with pytest.raises(OpError, match="first derivatives by scale only"):
+        with pytest.raises(OpError, match="first derivatives with respect to scale only"):
             call()
     step = 1e-5 * loc  # along scale a draw need not be smooth
     right = (along_scale(scale, loc + step, scale) - along_scale(scale, loc - step, scale)) / 2e-5

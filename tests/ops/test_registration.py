@@ -363,7 +363,7 @@ def test_unknown_instruction_set():
 
     before = cpu_isa()
     for name in ("sse9", "AVX2", None):
-        with pytest.raises(OpError, match=f"{name!r} is not available here; there are scalar"):
+        with pytest.raises(OpError, match=f"{name!r} is not available here, only scalar"):
             set_cpu_isa(name)
     assert cpu_isa() == before
 

@@ -81,6 +81,8 @@ def test_every_case_has_its_place(printed):
     assert sum(line.startswith("ok ") for line in printed) == len(PLACES)
 
 
-@pytest.mark.parametrize("what", ["on one mesh, got DTensor, DTensor, Tensor", "set dropout=0"])
+@pytest.mark.parametrize(
+    "what", ["on the same mesh, got DTensor, DTensor, Tensor", "set dropout=0"]
+)
 def test_what_cannot_be_is_refused(what, printed):
     assert any(line.startswith("refused: scaled_attention: ") and what in line for line in printed)

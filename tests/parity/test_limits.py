@@ -102,14 +102,14 @@ def test_reserving_too_much_changes_nothing() -> None:
     before = torch.cuda.memory_reserved()
     with pytest.raises(
         pyalloc.AllocatorError,
-        match=r"cannot reserve 102400 MiB on device 0; nothing was changed\. Of its 8192 MiB \d+ are free, "
-        r"\d+ are cached here\. Ask for less",  # without a limit none is told
+        match=r"cannot reserve 102400 MiB on device 0; nothing was changed\. Of its 8192 MiB, \d+ are free and "
+        r"\d+ are cached here\. Reserve less",  # without a limit none is told
     ):
         pyalloc.reserve("100GiB")
     assert torch.cuda.memory_reserved() == before
     pyalloc.set_limit("1GiB")
     with pytest.raises(
-        pyalloc.AllocatorError, match=r"the limit is 1024\. Ask for less, or raise the limit"
+        pyalloc.AllocatorError, match=r"the limit is 1024\. Reserve less, or raise the limit"
     ):
         pyalloc.reserve("2GiB")
 
@@ -123,7 +123,7 @@ def test_hard_limit() -> None:
         empty(200 * MIB)
     text = str(caught.value)
     assert "1024.00 MiB allowed; " in text
-    assert "the limit of 1024.00 MiB has not: raise it" in text
+    assert "but the limit is 1024.00 MiB: raise it" in text
     del tensor
     pyalloc.set_limit(None)
     assert pyalloc.get_limit() is None
@@ -165,7 +165,7 @@ def test_soft_limit_reuses_what_is_free() -> None:
 def test_limit_of_a_pool() -> None:
     with pyalloc.pool(limit="256MiB") as pool:
         inside = empty(200 * MIB)
-        with pytest.raises(torch.OutOfMemoryError, match=r"the pool may hold 256\.00 MiB"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"the pool is limited to 256\.00 MiB"):
             empty(100 * MIB)
         pyalloc.set_limit("512MiB", pool=pool)
         more = empty(100 * MIB)

@@ -69,7 +69,10 @@ def test_malformed_text_is_refused(text: str) -> None:
     ("text", "told"),
     [
         ("memory:tigt", "option 'memory' cannot be 'tigt': it takes tight|balanced|fast: how much"),
-        ("limit:2 parsec", "it takes a size such as 512MB or 20GiB; it is: most bytes to reserve"),
+        (
+            "limit:2 parsec",
+            "it takes a size such as 512MB or 20GiB; it is: maximum bytes to reserve",
+        ),
         ("vmm:maybe", "option 'vmm' cannot be 'maybe': it takes True or False; it is: use the"),
         (
             "trim_after:-1",

@@ -156,7 +156,7 @@ def test_an_old_setuptools_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> 
     # It would print the whole schema of pyproject.toml.
     monkeypatch.setattr("setuptools.__version__", "65.5.0")
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
-    with pytest.raises(SystemExit, match="needs setuptools 77 or newer, here is 65"):
+    with pytest.raises(SystemExit, match="needs setuptools 77 or newer, but 65"):
         runpy.run_path(str(ROOT / "setup.py"))
 
 

@@ -63,9 +63,9 @@ BASE_SYMBOLS = re.findall(
 @pytest.mark.parametrize(
     ("symbols", "said"),
     [
-        ([], "cuInit gave 0 (libcuda.so.1 has no cu"),
+        ([], "cuInit returned 0 (libcuda.so.1 has no cu"),
         (BASE_SYMBOLS[:-1], f"(libcuda.so.1 has no {BASE_SYMBOLS[-1]})"),
-        (BASE_SYMBOLS, "cuInit gave 35 (cuInit failed with code 35)"),  # the driver is too old
+        (BASE_SYMBOLS, "cuInit returned 35 (cuInit failed with code 35)"),  # the driver is too old
     ],
 )
 def test_a_driver_that_cannot_be_used_is_named(

@@ -116,7 +116,7 @@ except RuntimeError as error:
 torch.cuda.MemPool()
 """
     assert without(tmp_path, [], program).startswith("True: passed as a ")
-    why = "how this torch passes a MemPool's allocator is not known; use MemPool() without one"
+    why = "it is unknown how this torch passes a MemPool's allocator; use MemPool() without one"
     assert without(tmp_path, hidden, program).splitlines() == [f"False: {why}", f"pyalloc: {why}"]
 
 

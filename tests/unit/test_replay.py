@@ -62,7 +62,7 @@ def test_damage_is_told_after_what_was_good(tmp_path: Path) -> None:
     path.write_bytes(data)
     reader = _core.TraceReader(path)
     n = 0
-    told = "checksum .*; if it was copied, copy it again, else record again"
+    told = "checksum .*; if it was copied, copy it again, otherwise record again"
     with pytest.raises(TraceError, match=told):
         while columns := reader.read():
             n += len(columns[0])

@@ -89,7 +89,7 @@ def test_a_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match=r"plain file.*pipe"):
+    with pytest.raises(OSError, match=r"regular file.*pipe"):
         files.write(tmp_path / "pipe", b"")
 
 
