@@ -1,8 +1,7 @@
-"""Other libraries of the process take their CUDA memory from pyalloc too: CuPy, Numba, RMM (cuDF, cuML), cuda.core.
+"""Lets other libraries of the process take CUDA memory from pyalloc too: CuPy, Numba, RMM (cuDF, cuML), cuda.core.
 
-One cache serves all: what a data frame freed, the model gets, and no library keeps a pool of its own beside which the
-others run out of memory.  Their blocks are in torch's statistics, in recordings and in what an out-of-memory error
-tells.
+One cache serves them all: memory freed by a data frame goes to the model, and no library hoards a pool of its own while
+the others run out of memory.  Their blocks appear in torch's statistics, in recordings and in out-of-memory errors.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ _LEGACY_STREAM = 1  # CUDA's second name of stream 0
 
 
 def use(*libraries: str) -> None:
-    """Makes libraries take device memory from pyalloc from now on, on all devices; what they hold already they keep.
+    """Makes libraries take device memory from pyalloc from now on, on all devices; they keep what they already hold.
 
-    Memory is handed out for the stream on which a library asks for it, and free for other streams once that stream got
-    there, as with tensors.  Numba tells no stream: its memory is of the default stream, and an array that is in use on
-    a stream that does not wait for that one (``cuStreamNonBlocking``) is to be kept until that work is done.
+    Memory belongs to the stream on which a library requests it, and becomes available to other streams once that
+    stream has passed the free, as with tensors.  Numba names no stream, so its memory belongs to the default stream.
+    Keep a Numba array alive until its work is done if it is used on a stream that does not wait for the default stream
+    (``cuStreamNonBlocking``).
 
-    Where memory is short the library raises a MemoryError that says what torch's OutOfMemoryError would.
+    When memory runs out, the library raises a MemoryError with the text of torch's OutOfMemoryError.
 
     Args:
         *libraries: "cupy", "numba", "rmm", "cuda.core".
@@ -32,7 +32,7 @@ def use(*libraries: str) -> None:
     Raises:
         ConfigError: a name is none of these; nothing was changed.
         ImportError: a library is missing; nothing was changed.
-        InstallError: pyalloc is not installed; or Numba, which keeps the manager it began with, has used a device.
+        InstallError: pyalloc is not installed, or Numba has already used a device and keeps its memory manager.
     """
     for name in libraries:
         if name not in tuple(_ADAPTERS):  # a list of names has no hash

@@ -109,11 +109,11 @@ def environment_text() -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """Settings that were checked: `text` as given, `options` as they are understood; `plan`: a plan's file, or "".
+    """Checked settings: `text` as given, `options` as understood, and `plan`, the name of a plan's file or "".
 
     Raises:
-        ConfigError: a name is unknown (the message has the nearest known one), a value malformed, or a plan asked for
-            beside a setting without which there is none.
+        ConfigError: a name is unknown (the message suggests the nearest known one), a value is malformed, or a plan is
+            combined with a setting that rules out plans.
     """
 
     text: str = ""
@@ -133,13 +133,13 @@ class Config:
 
     @classmethod
     def of(cls, *, plan: str | os.PathLike[str] | None = None, **options: Value) -> Config:
-        """Settings of the environment, overridden by the keywords; a plan of "" is none, whatever PYALLOC_PLAN says."""
+        """The environment's settings, overridden by the keywords; plan="" means no plan, whatever PYALLOC_PLAN says."""
         parts = [environment_text(), option_text(options)]
         file = os.environ.get(PLAN, "") if plan is None else _plan_file(plan)
         return cls(",".join(part for part in parts if part), _own_plan(file) if file else "")
 
     def is_same(self, other: Config) -> bool:
-        """Do both mean the same, however they are written?"""
+        """Whether both mean the same, however they are written."""
         return self.options == other.options and self.plan == other.plan
 
     def differences(self, other: Config) -> list[str]:

@@ -25,15 +25,15 @@ _KEYS = (
 
 
 def stats(device: Device = None) -> dict[str, int]:
-    """Every counter of a device: torch.cuda.memory_stats()'s keys, and pyalloc's own, which begin with "pyalloc_".
+    """Returns every counter of a device: the keys of torch.cuda.memory_stats(), and pyalloc's own ("pyalloc_...").
 
-    docs/limits.md says what each of pyalloc's own counts.
+    docs/limits.md explains pyalloc's own counters.
 
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Returns:
-        Numbers of bytes, and how often, by key.
+        Byte counts and event counts, by key.
 
     Raises:
         AllocatorError: pyalloc is not installed.
@@ -43,17 +43,17 @@ def stats(device: Device = None) -> dict[str, int]:
 
 
 def scalars(device: int | None = None, prefix: str = "memory/") -> dict[str, int]:
-    """Figures of a device, ready for `wandb.log(pyalloc.scalars())`, on torch's allocator and on pyalloc.
+    """Returns a device's figures, ready for `wandb.log(pyalloc.scalars())`, on torch's allocator and on pyalloc.
 
     Args:
-        device: its number; None: the current one.
-        prefix: what the keys, which are torch.cuda.memory_stats()'s, begin with.
+        device: its number; None for the current one.
+        prefix: put in front of each key; the keys are those of torch.cuda.memory_stats().
 
     Returns:
-        Bytes, and under `num_...` how often; nothing before CUDA is used.
+        Byte counts, and event counts under `num_...`; an empty dict before CUDA is used.
 
     Raises:
-        AllocatorError, or what torch raises on its own allocator: there is no such device.
+        AllocatorError: there is no such device (with torch's own allocator, the error that torch raises).
     """
     import torch
 
@@ -65,9 +65,9 @@ def add_scalars(writer: Any, step: int, device: int | None = None) -> None:
     """Adds the figures of scalars() to a torch.utils.tensorboard.SummaryWriter, or to anything with its add_scalar().
 
     Args:
-        writer: gets `add_scalar(key, value, step)` for each figure.
-        step: the step they belong to.
-        device: its number; None: the current one.
+        writer: its `add_scalar(key, value, step)` is called for each figure.
+        step: the step that the figures belong to.
+        device: its number; None for the current one.
     """
     for key, value in scalars(device).items():
         writer.add_scalar(key, value, step)

@@ -42,14 +42,14 @@ _NOT_OURS = (
 
 @dataclass(frozen=True, repr=False)
 class Status:
-    """What is installed; str() and repr() of it are a few lines for a person.
+    """The state of the installation; str() and repr() of it are a few readable lines.
 
-    reason: why it is installed or not.
-    config: the settings, those that install() would take where it is not installed.
-    features: (what, does it work, detail) of each thing looked up in torch.
-    replaced: torch functions that pyalloc answers instead of torch.
-    without_effect: settings of torch's own allocator that are asked for, as (variable, key, value).
-    allocations, frees, refused_frees: requests served and blocks given back so far; frees of what is no live block.
+    reason: why pyalloc is installed or not.
+    config: the settings in effect; if not installed, those that install() would use.
+    features: (name, whether it works, detail) for each thing looked up in torch.
+    replaced: torch functions that pyalloc answers in place of torch.
+    without_effect: settings of torch's own allocator in the environment, as (variable, key, value).
+    allocations, frees, refused_frees: requests served and blocks freed so far; frees of addresses without a live block.
     """
 
     installed: bool
@@ -125,7 +125,7 @@ os.register_at_fork(after_in_child=_forget_owner)
 
 
 class Handle:
-    """What install() returns: look at the installation, or take it back before CUDA is used."""
+    """What install() returns: shows the state of the installation, or undoes it before CUDA is used."""
 
     def status(self) -> Status:
         """The same as `pyalloc.status()`."""
@@ -141,14 +141,15 @@ class Handle:
 
 
 def install(*, plan: str | os.PathLike[str] | None = None, **options: Value) -> Handle:
-    """Makes torch take CUDA memory from pyalloc, in this process, before its first CUDA call.
+    """Makes pyalloc torch's CUDA allocator in this process; call it before the first CUDA call.
 
-    May be called before or after `import torch`, and again with the same settings.  Where torch is missing, or was
-    built without CUDA, or sees no device, nothing is changed, and a warning says so once.
+    It may be called before or after `import torch`, and again with the same settings.  If torch is missing, was built
+    without CUDA, or sees no device, nothing is changed, and a warning says so once.
 
     Args:
-        plan: a file that `pyalloc plan` wrote; None: that of the environment variable PYALLOC_PLAN, if it is set.
-        **options: settings, overriding those of the environment variable PYALLOC_CONF; `pyalloc doctor` lists them.
+        plan: a file that `pyalloc plan` wrote; None for the one that the environment variable PYALLOC_PLAN names, if
+            it is set.
+        **options: settings that override those in the environment variable PYALLOC_CONF; `pyalloc doctor` lists them.
 
     Returns:
         A handle with `status()` and `uninstall()`.
@@ -156,7 +157,7 @@ def install(*, plan: str | os.PathLike[str] | None = None, **options: Value) -> 
     Raises:
         ConfigError: a setting is unknown or malformed.
         PlanError: the plan's file is missing or damaged.
-        InstallError: CUDA was used before, another allocator was chosen, pyalloc is installed with other settings, or
+        InstallError: CUDA was already used, torch has another allocator, pyalloc is installed with other settings, or
             this is a subinterpreter.
     """
     if not _core.is_main_interpreter():
@@ -252,10 +253,10 @@ def install_when_torch_is_imported() -> None:
 
 
 def uninstall() -> None:
-    """Gives torch its own allocator back; possible until the first CUDA call.
+    """Gives torch its own allocator back, which is possible until the first CUDA call.
 
     Raises:
-        InstallError: CUDA memory was already handed out.
+        InstallError: CUDA is already in use.
     """
     with _lock:
         _uninstall()
@@ -297,9 +298,9 @@ def _is_in_use() -> bool:
 
 
 def status() -> Status:
-    """What is installed, what works and what does not; str() and print() of it are a few lines.
+    """Returns what is installed, what works and what does not; print() it for a few readable lines.
 
-    Where the environment asks for a setting that there is not, and nothing is installed, the reason says so.
+    If nothing is installed and the environment names a setting that does not exist, the reason says so.
     """
     torch = sys.modules.get("torch")
     config, reason = _state.config, _state.reason

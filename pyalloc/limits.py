@@ -22,33 +22,33 @@ Callback = Callable[[int, int], object]
 def trim(bytes: Size = 0, device: Device = None) -> None:
     """Gives cached memory back to a device until at most `bytes` are reserved there, or nothing idle is left.
 
-    Waits for the device.  What is least likely to be needed again goes first: unused for longest, at no second address,
-    largest.  Live tensors stay, and so does what `reserve()` keeps.
+    Waits for the device.  The memory that is least likely to be needed again goes first: unused for longest, mapped at
+    no second address, largest.  Live tensors stay, and so does what `reserve()` keeps.
 
     Args:
-        bytes: a number of bytes or a text such as "2GiB"; 0: all that is idle.
+        bytes: a number of bytes or a string such as "2GiB"; 0 gives back all that is idle.
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
         AllocatorError: pyalloc is not installed, or the device failed.
-        ConfigError: bytes is no size, or there is no such device.
+        ConfigError: bytes is not a size, or there is no such device.
     """
     _core.trim(index_of(device), _bytes(bytes))
 
 
 def reserve(bytes: Size, device: Device = None) -> None:
-    """Makes at least `bytes` of memory cached on a device, now, and gives nothing back below that from now on.
+    """Reserves at least `bytes` of memory on a device now, and from now on keeps at least that much reserved.
 
-    The memory serves every stream; `reserve(0)` ends it.
+    The memory serves all streams.  `reserve(0)` ends the reservation.
 
     Args:
-        bytes: a number of bytes or a text such as "2GiB"; what the process holds already counts.
+        bytes: a number of bytes or a string such as "2GiB"; what the process already holds counts.
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
         AllocatorError: pyalloc is not installed, there is not that much memory, or a limit forbids it; nothing was
             changed.
-        ConfigError: bytes is no size, or there is no such device.
+        ConfigError: bytes is not a size, or there is no such device.
     """
     index = index_of(device)
     wanted = _bytes(bytes)
@@ -67,13 +67,14 @@ def set_limit(
     """Limits the memory of a device, or of one pool there.
 
     Args:
-        bytes: a number of bytes or a text such as "20GiB"; None: no limit.
+        bytes: a number of bytes or a string such as "20GiB"; None removes the limit.
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
-        soft: above a soft limit memory is reused and given back before more is taken, but requests never fail for it.
+        soft: set a soft limit: above it memory is reused and given back before more is reserved, but requests never
+            fail because of it.
         pool: a torch.cuda.MemPool or its id; the limit lasts as long as the pool is in use.
 
     Raises:
-        ConfigError: bytes is no size, there is no such device, or a pool was to get a soft limit.
+        ConfigError: bytes is not a size, there is no such device, or soft=True is given for a pool.
         AllocatorError: pyalloc is not installed, or the pool is not in use on the device.
     """
     index = index_of(device)
@@ -97,15 +98,15 @@ def set_limit(
 
 
 def get_limit(device: Device = None, *, soft: bool = False) -> int | None:
-    """The limit of a device, as set by set_limit() or the options `limit` and `soft_limit`.
+    """Returns the limit of a device, as set by set_limit() or the options `limit` and `soft_limit`.
 
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
-        soft: the soft limit instead of the hard one.
+        soft: return the soft limit instead of the hard one.
 
     Returns:
-        Bytes; None: there is no limit.  A share of the card (torch.cuda.set_per_process_memory_fraction(), the option
-        `per_process_memory_fraction`) is none of these and holds beside them: the smaller one counts.
+        Bytes, or None if there is no limit.  A share of the card (torch.cuda.set_per_process_memory_fraction(), the
+        option `per_process_memory_fraction`) is a separate limit, which is not returned here; the smaller one applies.
 
     Raises:
         AllocatorError: pyalloc is not installed.
@@ -115,7 +116,7 @@ def get_limit(device: Device = None, *, soft: bool = False) -> int | None:
 
 
 class PressureHandle:
-    """What on_pressure() returns: `remove()` ends it, as does leaving a `with` block."""
+    """What on_pressure() returns: `remove()`, or leaving a `with` block, unregisters the callback."""
 
     def __init__(self, call: Callable[[int, int], bool]) -> None:
         """Registers the call."""
@@ -123,7 +124,7 @@ class PressureHandle:
         _core.pressure_callbacks.append(call)
 
     def remove(self) -> None:
-        """The callback is not called any more; calling this again changes nothing."""
+        """Unregisters the callback; calling it again has no effect."""
         if self._call in _core.pressure_callbacks:
             _core.pressure_callbacks.remove(self._call)
 
@@ -142,22 +143,24 @@ class PressureHandle:
 
 
 def on_pressure(callback: Callback) -> PressureHandle:
-    """Calls `callback(device, bytes)` when a request of that many bytes found no memory, before it is given up.
+    """Calls `callback(device, bytes)` when a request of that many bytes finds no memory, before the request fails.
 
-    Not for more bytes than the whole device has, which nothing makes room for.  The callback frees what it can spare;
-    the request is then tried again.  It returns False when it freed nothing; any other result, None too, means "try
-    again".  It may allocate; its own requests fail at once where memory is short.
-    An exception it raises is printed, not raised.  Several callbacks are called in the order they were registered, each
-    time all of them; they are asked again only while memory is being freed, and at most eight times for one request.
+    The callback should free what it can spare; the request is then tried again.  It returns False if it freed nothing;
+    any other result, including None, means "try again".  It may allocate, but its own requests fail immediately when
+    memory is short.  An exception that it raises is printed, not propagated.  It is not called for requests larger than
+    the whole device.
+
+    Several callbacks are called in the order of their registration, all of them each time.  They are called again only
+    as long as memory is being freed, and at most eight times for one request.
 
     Args:
-        callback: is given the device's number and the bytes of the request; called in the thread that makes it.
+        callback: gets the device's number and the bytes requested; called in the thread that makes the request.
 
     Returns:
-        A handle whose `remove()` ends it; it works in a `with` statement too.
+        A handle whose `remove()` unregisters the callback; it also works in a `with` statement.
 
     Raises:
-        TypeError: the callback cannot be called.
+        TypeError: the callback is not callable.
     """
     if not callable(callback):
         raise TypeError(f"on_pressure() needs a function of (device, bytes), not {callback!r}")

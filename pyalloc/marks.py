@@ -29,14 +29,14 @@ _steps = itertools.count()  # the number of the next; threads may take theirs at
 def phase(name: str) -> Iterator[None]:
     """Names a part of the program: `with pyalloc.phase("forward"):`; phases may be nested.
 
-    Reports then say how much memory each phase holds and at most used.  Costs nothing to speak of when no recording
-    runs.
+    Reports then show how much memory each phase holds at its end and at its peak.  The cost is negligible while
+    nothing is being recorded.
 
     Args:
-        name: what reports call it.
+        name: what reports call the phase.
 
     Raises:
-        TypeError: the name is no text.
+        TypeError: the name is not a string.
     """
     begin_phase(name)
     try:
@@ -62,17 +62,17 @@ def end_phase(name: str) -> None:
 
 
 def step(number: int | None = None) -> int:
-    """A training step begins.
+    """Marks the beginning of a training step.
 
     Args:
-        number: from 0 to 2**63 - 1; None: one more than the last.
+        number: from 0 to 2**63 - 1; None for one more than the last.
 
     Returns:
         The number.
 
     Raises:
-        TypeError: the number is no whole number.
-        ConfigError: it is out of range.
+        TypeError: the number is not an integer.
+        ConfigError: the number is out of range.
     """
     global _steps
     if number is None:

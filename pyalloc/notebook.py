@@ -31,7 +31,7 @@ _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext pyalloc`: the magics `%%pyalloc` and `%pyalloc`."""
+    """Called by `%load_ext pyalloc`: registers the magics `%%pyalloc` and `%pyalloc`."""
     from IPython.core.magic_arguments import MagicArgumentParser
 
     for kind, name, prepare, run in (

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 def pool(
     device: Device = None, *, use_on_oom: bool = False, limit: Size | None = None
 ) -> Iterator[Any]:
-    """Routes this thread's allocations on one device to a pool of its own while the block runs.
+    """Routes this thread's allocations on one device to a private pool while the block runs.
 
-    Inside, requests take only memory of the pool, and nobody else takes any.  The pool goes with the block, or with the
-    last variable that holds it, if that is later: what is free of it then goes back to the device.  Tensors may outlive
-    it; what they leave is cached until torch.cuda.empty_cache(), or until it is needed.
+    Inside the block, requests use only the pool's memory, and no other requests use it.  The pool ends with the block,
+    or with the last variable that holds it, if that is later; its free memory then goes back to the device.  Tensors
+    may outlive the pool; the memory they free is cached until torch.cuda.empty_cache(), or until it is needed.
 
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
-        use_on_oom: may other allocations take from this pool before they run out of memory?
-        limit: most bytes the pool may hold, a number or a text such as "2GiB"; for it pyalloc must be installed.
+        use_on_oom: let other allocations use this pool's memory before they run out of memory.
+        limit: maximum bytes the pool may hold, a number or a string such as "2GiB"; needs pyalloc to be installed.
 
     Yields:
         The torch.cuda.MemPool, for `snapshot()` and for further `torch.cuda.use_mem_pool` blocks.
 
     Raises:
-        AllocatorError: there is a limit, and pyalloc is not installed.
-        ConfigError: the limit is no size, or there is no such device.
+        AllocatorError: a limit is given, but pyalloc is not installed.
+        ConfigError: the limit is not a size, or there is no such device.
     """
     import torch
 

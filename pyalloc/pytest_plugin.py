@@ -1,4 +1,4 @@
-"""pytest: limits on a test's GPU memory and on what it leaves behind, and a table of the tests that take most.
+"""pytest: limits on a test's GPU memory and on what it leaves behind, and a table of the tests that use most.
 
 @pytest.mark.limit_gpu_memory("2 GB")     fails when the test's peak is above, on any device
 @pytest.mark.limit_gpu_leaks("1 MB")      fails when more stays in use; warmups=1: runs it so often before, for caches

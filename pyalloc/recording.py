@@ -392,23 +392,23 @@ def record(
 ) -> Iterator[Recorder]:
     """Records CUDA memory to a trace file: `with pyalloc.record("out.pya"):`, then `pyalloc report out.pya`.
 
-    Works with torch's own allocator, whose memory history it uses, and with pyalloc.  The program may use that history
-    itself meanwhile (docs/parity.md says what it sees).
+    Works with pyalloc and with torch's own allocator, whose memory history it uses.  The program may use that history
+    at the same time (docs/parity.md says what it sees).
 
     Args:
-        path: the file to write; it has its name once the recording ended (`<path>.part` until then).
-        stacks: "python", "all" (C++ frames too, slower) or "none", which leaves out the command line too.
-        automatic: mark forward, backward and optimizer phases, steps, modules and tensors' categories by hooks.
-        force: overwrite the file.
+        path: the file to write; it is called `<path>.part` until the recording ends.
+        stacks: "python", "all" (also C++ frames, slower) or "none", which leaves out the command line too.
+        automatic: use hooks to mark forward, backward and optimizer phases, steps, modules and tensors' categories.
+        force: overwrite an existing file.
 
     Yields:
-        The recording; its flush() moves to the file what happened so far, and returns the file's name until then.
+        The recording.  Its flush() writes what happened so far to the file and returns the file's current name.
 
     Raises:
-        UsageError: the file exists, or is a folder, a device or a pipe, a recording runs already, stacks is none of the
-            three, or CUDA is not available.
-        TraceError: the file cannot be made.
-        TypeError: path is no path.
+        UsageError: the file exists or is a folder, a device or a pipe, another recording is running, stacks is none of
+            the three, or CUDA is not available.
+        TraceError: the file cannot be created.
+        TypeError: path is not a path.
     """
     recorder = begin(recorded.path_of(path), stacks, automatic=automatic, force=force)
     try:

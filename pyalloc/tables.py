@@ -100,15 +100,15 @@ class MemoryTable:
 
 
 def memory_table(device: int | None = None) -> MemoryTable:
-    """A table that gets a row at the end of each phase from now on: `print(table)` when done.
+    """Returns a table that gets a row at the end of each phase from now on; `print(table)` when done.
 
-    torch's peak statistics begin anew, as at each `pyalloc.step()`.
+    This resets torch's peak statistics, and so does each `pyalloc.step()`.
 
     Args:
-        device: which device's figures; None: the current one.
+        device: whose figures to show; None for the current device.
 
     Returns:
-        The table, which listens until its close(), or until the end of its `with` block.
+        The table.  It collects rows until its close(), or until the end of its `with` block.
     """
     table = MemoryTable(device)
     if "torch" in sys.modules:
@@ -184,9 +184,9 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-    """What is where in this process's CUDA memory, on torch's allocator and on pyalloc; CUDA is not started for it.
+    """Shows what is where in this process's CUDA memory, on torch's allocator and on pyalloc; does not start CUDA.
 
     Returns:
-        A Snapshot: its str() is a line for each device, its `data` what torch.cuda.memory._snapshot() gives.
+        A Snapshot: its str() has a line for each device, its `data` is what torch.cuda.memory._snapshot() returns.
     """
     return Snapshot(snapshots.take())

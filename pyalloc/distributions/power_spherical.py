@@ -132,16 +132,16 @@ class PowerSpherical(Distribution):
 
     Args:
         loc: unit mean directions, (..., D).
-        scale: concentrations kappa >= 0, (...), or a number; 0 is the uniform distribution.  It goes to loc's device.
-        validate_args: check parameters and values; None: as torch's other distributions do.
+        scale: concentrations kappa >= 0, (...), or a number; 0 is the uniform distribution.  Moved to loc's device.
+        validate_args: check parameters and values; None for the default of torch's distributions.
 
-    The batch shape is that of loc without D broadcast with scale.  log_prob is the fused op; a batch
+    The batch shape is that of loc without D, broadcast with scale.  log_prob is the fused op: a batch
     of components against many samples, alone or in torch's MixtureSameFamily, makes no tensor with
     samples, components and D.
 
     Raises:
-        ValueError: loc is no floating tensor with D >= 2, or scale is no number, has no floating dtype or does not
-            broadcast with loc; with validate_args also a loc that is not of unit length, or a negative scale.
+        ValueError: loc is not a floating-point tensor with D >= 2, or scale is neither a number nor a floating-point
+            tensor that broadcasts with loc; with validate_args also if loc is not of unit length or scale is negative.
     """
 
     arg_constraints = {"loc": _sphere, "scale": constraints.nonnegative}  # noqa: RUF012
@@ -187,7 +187,7 @@ class PowerSpherical(Distribution):
 
     @property
     def dim(self) -> int:
-        """D, of the space that the sphere lies in."""
+        """D, the dimension of the space around the sphere."""
         return int(self.event_shape[0])
 
     @property
@@ -195,7 +195,7 @@ class PowerSpherical(Distribution):
         return (self.dim - 1) / 2
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """In nats, by power_spherical_log_prob(): value is (..., D), the result its batch shape with this one's."""
+        """Log-density in nats by power_spherical_log_prob(): value is (..., D), broadcast with the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
         return power_spherical_log_prob(value, self.loc, self.scale)
@@ -204,7 +204,7 @@ class PowerSpherical(Distribution):
         """Reparameterised samples, sample_shape + batch shape + (D,).
 
         The cosine to loc is a Beta variable, differentiated implicitly as torch's Beta is; the rest
-        is uniform on the sphere around loc, turned there by a reflection that is smooth for
+        is uniform on the sphere around loc, rotated there by a reflection that is smooth for
         every loc.  First derivatives only, as for torch's Beta.  Half precision is computed in float32.
         """
         shape = self._extended_shape(torch.Size(sample_shape))
@@ -269,12 +269,12 @@ class HypersphericalUniform(Distribution):
     Args:
         dim: D, at least 1.
         batch_shape: as of any torch distribution.
-        validate_args: check values; None: as torch's other distributions do.
-        dtype: of samples; torch's default dtype where it is not given.
+        validate_args: check values; None for the default of torch's distributions.
+        dtype: of samples; torch's default dtype if not given.
         device: of samples.
 
     Raises:
-        ValueError: dim is no whole number, or below 1.
+        ValueError: dim is not a whole number, or below 1.
     """
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012
@@ -312,7 +312,7 @@ class HypersphericalUniform(Distribution):
 
     @property
     def log_area(self) -> float:
-        """Of the sphere's surface, 2 pi^(D/2) / Gamma(D/2)."""
+        """The log of the sphere's surface area, 2 pi^(D/2) / Gamma(D/2)."""
         half = self.dim / 2
         return math.log(2) + half * math.log(math.pi) - math.lgamma(half)
 

@@ -57,26 +57,26 @@ def additive_attention(
     *,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Context of every query: sum over s of softmax(v . tanh(keys + query)) * values (Bahdanau et al. 2015).
+    """Computes each query's context: sum over s of softmax(v . tanh(keys + query)) * values (Bahdanau et al. 2015).
 
     Args:
         query: projected queries, (B, H) for one decoder step or (B, Q, H).
         keys: projected keys, (B, S, H).
         values: (B, S, E).
         v: score vector, (H,).
-        mask: boolean, (B, S), True where s takes part; a row of only False gives zeros.
+        mask: boolean, (B, S), True where s takes part; a row that is all False gives zeros.
         return_weights: also return the probabilities, (B, S) or (B, Q, S), differentiable.
 
     Returns:
         The context, (B, E) or (B, Q, E), in the dtype that the arguments promote to; with return_weights also the
         probabilities.
 
-    Eager torch keeps tanh(keys + query) for every step, (B, S, H); here the backward computes it
-    again.  Inside `sequence_gradients(keys, values)` the gradients of keys and values are
+    Eager torch keeps tanh(keys + query), (B, S, H), for every step; this op recomputes it in the
+    backward.  Inside `sequence_gradients(keys, values)` the gradients of keys and values are
     accumulated in one buffer for all steps.  Differentiable twice (plain torch), except there.
 
     Raises:
-        OpError: shapes, dtypes or devices that do not fit together.
+        OpError: shapes, dtypes or devices do not fit together.
     """
     compute, result, is_direct = _check(query, keys, values, v, mask)
     memory = None if _is_compiling() else _memory.get()
@@ -135,13 +135,14 @@ class AdditiveAttention(nn.Module):
 
 @contextmanager
 def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
-    """Inside, steps over these keys, (B, S, H), and values, (B, S, E), add their gradients to one buffer per sequence.
+    """Lets steps over these keys, (B, S, H), and values, (B, S, E), add their gradients to one buffer per sequence.
 
-    Without it each step's backward makes its own, for autograd to add up: the same up to the order of the sums.
+    Outside this context each step's backward makes its own gradients, which autograd adds up: the same result up to the
+    order of the sums.
 
     Args:
-        keys: as they are given to additive_attention() inside; what is given other keys, or these once they were
-            changed in place or asked for gradients that they did not ask for before, is served as outside.
+        keys: the tensor passed to additive_attention() inside.  Calls with other keys, or with these after they were
+            changed in place or had requires_grad switched on, are served as outside.
         values: likewise.
 
     Raises:
@@ -248,8 +249,8 @@ class _Step(torch.autograd.Function):
         memory: _Memory = ctx.memory
         if memory.versions_now() != memory.versions:
             raise RuntimeError(
-                "additive_attention: keys or values of sequence_gradients were modified in place after "
-                "a step had used them; modify copies instead"
+                "additive_attention: keys or values of sequence_gradients were modified by an inplace "
+                "operation after a step had used them; modify copies instead"
             )
         wanted = memory.is_wanted()
         task = torch._C._current_graph_task_id()

@@ -104,7 +104,7 @@ def scaled_attention(
     path: str = "auto",
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, dict[str, str]]:
-    """softmax(scale q k^T + bias) v without any Lq x Lk tensor but the bias's own gradient.
+    """Computes softmax(scale q k^T + bias) v without any Lq x Lk tensor, except the bias's own gradient.
 
     Scaled dot-product attention (Vaswani et al. 2017), block by block with a running softmax (Dao et al. 2022).
 
@@ -113,31 +113,31 @@ def scaled_attention(
         k: keys, (B, Hkv, Lk, d); H must be a multiple of Hkv (grouped-query attention).
         v: values, (B, Hkv, Lk, dv).
         bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk), for q of three dimensions also (B, Lq, Lk);
-            differentiable.  One of -7e36 or less hides the key as mask does.
-        mask: boolean, broadcastable likewise, True where a key takes part; a query that sees no key
-            gets zeros.
+            differentiable.  A value of -7e36 or less hides the key, as mask does.
+        mask: boolean, broadcastable in the same way, True where a key takes part; a query that sees no
+            key gets zeros.
         causal: query i sees keys 0 to i (from the top left, as torch's is_causal).
-        scale: by default 1 / sqrt(d).  Under torch.compile a tensor's number multiplies the queries, and where
-            torch's kernels serve rounds them to their dtype.
-        dropout: probability of dropping a probability; drawn from torch's generator of the CPU (torch.manual_seed()),
+        scale: by default 1 / sqrt(d).  Under torch.compile, a scale given as a tensor multiplies the queries, which
+            where torch's kernels serve rounds them to their dtype.
+        dropout: probability of dropping an attention weight; drawn from torch's CPU generator (torch.manual_seed()),
             on CUDA too.
         path: "auto", or "kernel" for pyalloc's own kernel whatever the size.
         return_info: also return {"path": "kernel" | "sdpa" | "eager", "reason": ...}.
 
     Returns:
-        (B, H, Lq, dv), in the dtype that q, k and v promote to, autocast's where that is on.  Repeatable bit for
+        (B, H, Lq, dv), in the dtype that q, k and v promote to, or autocast's if that is on.  Repeatable bit for
         bit with the same number of threads.
 
-    torch's own kernels serve where they are faster and can do the case: half precision, float32 on CUDA where
-    pyalloc's use no tensor cores (heads over 128, or another card than compute capability 8.0, 9.x and 10.x) or
-    there is little to do, and on the CPU float32 with few queries, keys or scores, each without bias, mask and
-    dropout. (On CUDA their gradients are repeatable only under torch.use_deterministic_algorithms.) Where a
-    backward through them is to be differentiated (create_graph), pyalloc's kernel computes its gradients again,
-    since torch's are differentiable once only. Second derivatives, and forward-mode ones, are plain torch and keep the
-    scores. The path taken, unless it is torch's for few scores, is logged at debug level to "pyalloc.ops".
+    torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if
+    pyalloc's kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x)
+    or there is little to do; and float32 on the CPU with few queries, keys or scores; all without bias, mask and
+    dropout. (On CUDA their gradients are repeatable only under torch.use_deterministic_algorithms.) If a backward
+    through them is to be differentiated (create_graph), pyalloc's kernel recomputes its gradients, since torch's are
+    differentiable only once. Second derivatives, and forward-mode ones, are plain torch and keep the scores. The path
+    taken is logged to "pyalloc.ops" at debug level, unless it is torch's for few scores.
 
     Raises:
-        OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
+        OpError: shapes, dtypes or devices do not fit together, head sizes are over 256, or dropout is
             outside [0, 1).
     """
     factor = None  # of the queries

@@ -20,7 +20,7 @@ from pyalloc.ops._vmap import is_eager
 
 
 def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """Log-density on the unit sphere in D dimensions, every sample under every component.
+    """Returns the log-density on the unit sphere in D dimensions, of every sample under every component.
 
     log p(x) = log C(kappa) + kappa log(1 + loc . x) (De Cao and Aziz 2020), in nats, where
     1 / C = 2^(a + b) pi^b Gamma(a) / Gamma(a + b) with b = (D - 1) / 2 and a = b + kappa;
@@ -32,18 +32,18 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
         scale: concentrations kappa >= 0, (...).
 
     Returns:
-        The batch shapes of the three broadcast as in torch, in the dtype that they promote to.
+        A tensor of the three batch shapes broadcast as in torch, in the dtype that they promote to.
 
-    Dimensions of value alone against dimensions of
-    loc and scale alone, as in (L, 1, T, D) against (M, T, D), cost no memory beyond the result,
-    (L, M, T); its strides may be those of a (T, L, M) tensor.
+    Broadcasting dimensions that only value has against dimensions that only loc and scale have, such as
+    (L, 1, T, D) against (M, T, D), costs no memory beyond the result, (L, M, T), whose strides may be
+    those of a (T, L, M) tensor.
 
-    The antipode gives -inf (the normaliser where kappa is 0), never NaN; gradients there are those
+    The antipode gives -inf (the normaliser if kappa is 0), never NaN; gradients there are those
     one float32 step away from it.  float16 and bfloat16 are computed in float32.  Differentiable
     twice in every argument; the second derivative is plain torch and keeps (T, L, M) tensors.
 
     Raises:
-        OpError: shapes that do not broadcast, unequal D, D < 2, dtypes or devices that differ.
+        OpError: shapes do not broadcast, D is unequal or below 2, or dtypes or devices differ.
     """
     tensors = value, loc, scale
     key, layout = _find(tensors)
@@ -78,7 +78,7 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
 def power_spherical_mixture_log_prob(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, *, dim: int = -1
 ) -> Tensor:
-    """Log-density of a mixture: logsumexp over components of log_weights + log-probability.
+    """Returns the log-density of a mixture: logsumexp over components of log_weights + log-probability.
 
     Args:
         value: points on the sphere, (..., D).
@@ -89,13 +89,13 @@ def power_spherical_mixture_log_prob(
             and log_weights) is summed over.
 
     Returns:
-        What is left of the components' dimensions, broadcast with those of value without D.
+        A tensor of the remaining component dimensions, broadcast with those of value without D.
 
-    Nothing of the size of samples times components is made, forward or backward: only the inputs and
-    the result are kept.
+    No tensor of samples times components is made, forward or backward: only the inputs and the
+    result are kept.
 
     Raises:
-        OpError: as power_spherical_log_prob, or dim out of range.
+        OpError: as in power_spherical_log_prob, or dim is out of range.
     """
     tensors = value, loc, scale, log_weights
     key, layout = _find(tensors, dim)
