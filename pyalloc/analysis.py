@@ -268,9 +268,9 @@ class Analysis:
         where = self.where(block.stack)
         if where:
             is_workspace = block.alloc_event in self.workspaces
-            return f"workspace of cuBLAS, first needed at {where}" if is_workspace else where
+            return f"cuBLAS workspace, first needed at {where}" if is_workspace else where
         if block.alloc_event in guesses:
-            return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
+            return f"gradient of the tensor made at {guesses[block.alloc_event]} (same size)"
         if not block.stack and block.alloc_event < self.n_before:
             return _EARLIER[block.free_event is None]
         return self.nameless(block.stack, block.phase)

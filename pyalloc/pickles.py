@@ -154,7 +154,7 @@ def _clip(error: Exception) -> str:
 def _check_parts(value: dict[str, Any]) -> None:
     traces = value.setdefault("device_traces", [])
     if not isinstance(value.get("allocator_settings") or {}, dict):
-        raise TypeError("allocator_settings is no dict")
+        raise TypeError("allocator_settings is not a dict")
     if len(_list(traces)) > MAX_DEVICES:
         raise ValueError(f"traces of more than {MAX_DEVICES} devices")
     # Lists of frames, and frames: torch has one object for many of either.
@@ -186,13 +186,13 @@ def _list(value: Any) -> list[Any]:
 
 def _natural(value: Any, below: int = 2**63) -> int:
     if not isinstance(value, int) or not 0 <= value < below:
-        raise ValueError("a number that is no address, size or time")
+        raise ValueError("a number that is not an address, size or time")
     return value
 
 
 def _text(*values: Any) -> None:
     if not all(isinstance(value, str) for value in values):
-        raise TypeError("a name that is no text")
+        raise TypeError("a name that is not a string")
 
 
 def _check_segment(segment: dict[str, Any], checked: _Checked) -> None:
@@ -207,7 +207,7 @@ def _check_segment(segment: dict[str, Any], checked: _Checked) -> None:
         _natural(block.get("requested_size", 0))
         _check_frames(block.get("frames"), checked)
         if not isinstance(block["state"], str):
-            raise TypeError("a state that is no text")
+            raise TypeError("a state that is not a string")
 
 
 def _check_entry(entry: dict[str, Any], checked: _Checked) -> None:
@@ -217,7 +217,7 @@ def _check_entry(entry: dict[str, Any], checked: _Checked) -> None:
     _natural(entry.get("stream", 0), 2**64)
     _natural(entry.get("time_us", 0), 2**53)
     if not isinstance(entry["action"], str):
-        raise TypeError("an action that is no text")
+        raise TypeError("an action that is not a string")
     if entry["action"] in NEEDS_SIZE:
         _natural(entry["size"])
     _check_frames(entry.get("frames"), checked)
@@ -234,7 +234,7 @@ def _check_frames(frames: Any, checked: _Checked) -> None:
         single.add(id(frame))
         line = _dict(frame)["line"]
         if not isinstance(line, int):
-            raise TypeError("a line that is no number")
+            raise TypeError("a line that is not a number")
         if not 0 <= line < 2**32:  # torch writes -1 without its sign where code has no line
             frame["line"] = 0
         if not isinstance(frame["name"], str) or not isinstance(frame["filename"], str):

@@ -51,7 +51,7 @@ def _answer(asked: Any) -> Any:
     found = ".".join(str(part) for part in sys.version_info[:3])
     if sys.version_info < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return {"error": "it runs Python " + found + ", and pyalloc needs " + oldest + " or newer"}
+        return {"error": "it runs Python " + found + ", but pyalloc needs " + oldest + " or newer"}
     if "torch" not in sys.modules:
         return {"error": "it has not imported torch, so there is no CUDA memory to record"}
     try:
@@ -62,10 +62,9 @@ def _answer(asked: Any) -> Any:
         file = getattr(sys.modules.get("pyalloc"), "__file__", None)
         if file is not None and not os.path.exists(file):
             text = (
-                "the pyalloc that it began with is not in "
+                "the pyalloc that it started with is no longer in "
                 + os.path.dirname(file)
-                + " any more, and cannot load the "
-                "rest of itself: start the program again"
+                + ", so it cannot load its other modules; restart the program"
             )
         return {"error": text}
     return attached.answer(asked["request"])

@@ -13,7 +13,7 @@ from pyalloc.units import size
 
 _DEEPEST = 10  # branches that are moved to the right
 _ITSELF = "(this line itself)"
-_OUTERMOST = "(called by nobody)"
+_OUTERMOST = "(no caller)"
 _AT = 31  # the column where calls begin
 
 

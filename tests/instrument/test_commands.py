@@ -65,7 +65,7 @@ def test_what_comes_without_a_stack_after_its_like_may_be_its_gradient(plan: Pla
     plan.event("alloc", addr=2 << 30, bytes=4 * MIB, stack=plan.stack(7))
     plan.event("alloc", addr=1 << 30, bytes=4 * MIB)
     told = " ".join(pyalloc("top", plan.done()).split())
-    assert "gradient of what is made at me/model.py:7 work (same size)" in told
+    assert "gradient of the tensor made at me/model.py:7 work (same size)" in told
 
 
 def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None:

@@ -92,7 +92,7 @@ def test_lines_of_alike_names_are_told_apart(plan: Plan, tmp_path: Path) -> None
     out = pyalloc("diff", empty.done(), plan.done(), "-q")
     told = " ".join(out.split())
     for name in ("first", "second"):
-        assert f"gradient of what is made at user- scripts/{name}.py:3" in told, out
+        assert f"gradient of the tensor made at user- scripts/{name}.py:3" in told, out
     assert all(len(line) <= 80 for line in out.splitlines()), out
 
 

@@ -557,7 +557,7 @@ def test_a_line_of_code_that_has_none_is_no_number_of_a_line(tmp_path: Path) -> 
     )
     frames[0]["line"] = "7"
     path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [[entry]]}))
-    with pytest.raises(errors.TraceError, match="a line that is no number"):
+    with pytest.raises(errors.TraceError, match="a line that is not a number"):
         trace.analyse(path)
 
 

@@ -101,7 +101,7 @@ def test_the_tree_is_turned_over(plan: Plan) -> None:
         "  me/a.py:9 train",
         "  me/a.py:6 step",
         "  me/a.py:9 train",
-        "  (called by nobody)",
+        "  (no caller)",
         "me/a.py:6 step",
         "me/a.py:9 train",
         "torch/nn.py:7 torch",

@@ -375,4 +375,4 @@ def test_one_that_was_made_after_the_peak_is_known_at_the_end(plan: Plan) -> Non
 def test_lines_and_modules_are_not_blamed(plan: Plan) -> None:
     path = by_hand(plan)
     out = " ".join(pyalloc("top", path, "-q").split())
-    assert "workspace of cuBLAS, first needed at modules/linear.py:134" in out
+    assert "cuBLAS workspace, first needed at modules/linear.py:134" in out

@@ -124,7 +124,7 @@ def test_a_process_whose_pyalloc_was_removed_is_told(
     monkeypatch.setitem(sys.modules, "pyalloc", package)
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     told = injected._answer({"folder": str(tmp_path), "request": {}})["error"]
-    assert f"is not in {tmp_path}/pyalloc any more" in told and "start the program again" in told
+    assert f"is no longer in {tmp_path}/pyalloc," in told and "restart the program" in told
     (tmp_path / "pyalloc").mkdir()
     Path(package.__file__).touch()  # another version's, which lacks it
     assert "attached" in injected._answer({"folder": str(tmp_path), "request": {}})["error"]
