@@ -33,7 +33,6 @@ class _History:
     """What of the recording lives in Python."""
 
     enabled: bool = False
-    level: int = 0
     is_held: bool = False  # by a recording
     has_told: bool = False
 
@@ -146,7 +145,7 @@ def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bo
     if clear:
         _forget()
     _core.history_start(level, True, operator.index(max_entries), skip_mask | _OURS, native)
-    _history.enabled, _history.level = True, level
+    _history.enabled = True
 
 
 def _stop() -> None:
@@ -238,6 +237,4 @@ def traceback_of(address: int) -> list[dict[str, Any]] | None:
         raise TypeError("an integer is required")
     if address >= 2**64:
         raise OverflowError("Python int too large to convert to C unsigned long")
-    if not _history.enabled or _history.level == 0:
-        return None
     return _core.traceback(address) or None

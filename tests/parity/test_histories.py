@@ -428,6 +428,11 @@ def test_allocation_traceback() -> None:
     frames = memory._allocation_traceback(tensor.data_ptr())
     assert any(frame["name"] == "test_allocation_traceback" for frame in frames)
     assert memory._allocation_traceback(12345) is None
+    _record_memory_history(None)
+    assert memory._allocation_traceback(tensor.data_ptr()) == frames
+    _record_memory_history(context=None)
+    assert memory._allocation_traceback(tensor.data_ptr()) == frames
+    assert memory._allocation_traceback(empty(1000).data_ptr()) is None
 
 
 def test_history_state_is_known() -> None:
