@@ -13,13 +13,13 @@ extern "C" {
 typedef uint64_t pya_dptr;
 /* A CUDA stream handle as an integer; 0 is the legacy default stream. */
 typedef uint64_t pya_stream;
-/* The handles up to this are default streams, the same numbers on all devices. */
+/* Handles up to this value are default streams.  They are the same numbers on all devices. */
 #define PYA_STREAM_DEFAULT 2
 
 #define PYA_MUST_CHECK __attribute__((warn_unused_result))
 #define PYA_LIKELY(x) __builtin_expect(!!(x), 1)
 #define PYA_UNLIKELY(x) __builtin_expect(!!(x), 0)
-/* No processor can guess it: better a choice between two values than a branch. */
+/* For conditions that branch prediction cannot guess: asks the compiler for a conditional move instead of a branch. */
 #define PYA_RANDOM(x) __builtin_expect_with_probability(!!(x), 1, 0.5)
 
 /* Every request is rounded up to this; every address handed out is a multiple of it. */
@@ -58,13 +58,13 @@ typedef enum {
 #undef X
 } pya_status;
 
-/* The default streams of different devices told apart: the device's number plus one in the top byte. */
+/* Tells apart the default streams of different devices: puts the device's number plus one into the top byte. */
 static inline pya_stream
 pya_stream_of_device(pya_stream handle, int device) {
     return handle > PYA_STREAM_DEFAULT ? handle : handle | (pya_stream)(device + 1) << 56;
 }
 
-/* The device of such a number; -1: it is a plain handle. */
+/* The device number that pya_stream_of_device() put in; -1: a plain handle. */
 static inline int
 pya_stream_device(pya_stream stream) {
     return (stream << 8 >> 8) > PYA_STREAM_DEFAULT ? -1 : (int)(stream >> 56) - 1;
@@ -78,7 +78,7 @@ pya_stream_handle(pya_stream stream) {
 /* Never NULL; unknown codes give "unknown status". */
 const char *pya_status_text(pya_status status);
 
-/* All three return false on overflow and then leave *out alone. */
+/* These three return false on overflow and leave *out unchanged. */
 static inline bool
 pya_size_add(size_t a, size_t b, size_t *out) {
     size_t sum;
@@ -110,7 +110,7 @@ pya_size_round_up(size_t bytes, size_t unit, size_t *out) {
     return true;
 }
 
-/* Is it memory that the device, or a limit, does not have? */
+/* Did the request fail because the device, or a limit, has no memory left? */
 static inline bool
 pya_is_shortage(pya_status st) {
     return st == PYA_E_NOMEM || st == PYA_E_LIMIT;

@@ -1,7 +1,7 @@
 /* A block: a run of bytes with one owner.  Floor 2.
  *
- * Home blocks tile a range: every byte of a range lies in exactly one home block, linked by address.
- * A stitched block is a live block outside that tiling: its bytes are LENT by home blocks. */
+ * Home blocks tile a range: every byte of a range lies in exactly one home block; blocks are linked in address order.
+ * A stitched block is a live block outside that tiling: home blocks have LENT its bytes. */
 #pragma once
 
 #include "base.h"
@@ -21,7 +21,7 @@ enum pya_block_state {
     PYA_BLOCK_USED,     /* handed out at its home address */
     PYA_BLOCK_LENT,     /* its bytes are part of the stitched block `owner` */
     PYA_BLOCK_HOLE,     /* address space without a page */
-    PYA_BLOCK_DEAD,     /* still mapped, but every page in it has its home elsewhere now */
+    PYA_BLOCK_DEAD,     /* still mapped, but the home of its pages is elsewhere now */
     PYA_BLOCK_STITCHED, /* handed out at a stitched address; not in any range */
 };
 
@@ -41,14 +41,14 @@ struct pya_block {
     union {
         struct { /* FREE */
             union {
-                struct { /* in a ring of runs of one size; NULL: alone */
+                struct { /* ring of runs of one size; NULL: the only one */
                     struct pya_block *before, *after;
                 };
-                struct { /* in a tree of runs of similar sizes */
+                struct { /* tree of runs of similar sizes */
                     struct pya_block *left, *right;
                 };
             };
-            uint64_t seq; /* the arena's count when these bytes last became free */
+            uint64_t seq; /* the arena's seq when these bytes last became free */
         };
         struct { /* USED, STITCHED */
             size_t requested;
@@ -65,12 +65,12 @@ struct pya_block {
     };
     union {
         uint32_t n_events;  /* pending: events that have not completed */
-        uint32_t n_request; /* USED, STITCHED: what repeat.c knows it by; 0: nothing */
+        uint32_t n_request; /* USED, STITCHED: its number in repeat.c; 0: none */
     };
     uint8_t state;   /* enum pya_block_state */
     bool is_small;   /* USED, STITCHED: counted in torch's small pool */
     bool is_pending; /* freed by its user, waiting for recorded streams */
-    uint8_t recent;  /* home: its number among the range's recent ones, from 1 on; 0: it is none */
+    uint8_t recent;  /* home: its number among the range's recent blocks, from 1; 0: none */
 };
 
 static inline pya_dptr
@@ -83,18 +83,18 @@ pya_block_is(const struct pya_block *block, enum pya_block_state state) {
     return block != NULL && block->state == state;
 }
 
-/* Pages that hold `bytes` from a page's start. */
+/* Number of pages needed for `bytes` from a page's start on. */
 static inline size_t
 pya_pages_for(size_t bytes) {
     return (bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
 }
 
-/* Wholly free pages of a run: [*first, *end) in addresses.  Returns their number. */
+/* Number of pages that lie wholly in [addr, addr + bytes). */
 static inline size_t
 pya_run_pages(pya_dptr addr, size_t bytes) {
     int64_t first = (int64_t)((addr + PYA_PAGE - 1) >> PYA_PAGE_SHIFT);
     int64_t n = (int64_t)((addr + bytes) >> PYA_PAGE_SHIFT) - first;
-    return (size_t)(n & ~(n >> 63)); /* none where n < 0, without a guess */
+    return (size_t)(n & ~(n >> 63)); /* n < 0 means 0; computed without a branch */
 }
 
 #ifdef __cplusplus
