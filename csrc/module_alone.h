@@ -1,7 +1,7 @@
-/* What Python threads share: one thread at a time is at it.  Floor 4.
+/* Protects objects shared by Python threads: one thread at a time uses one.  Floor 4.
  *
- * With a GIL that is so for all of the module, until a thread gives the GIL up.  Free-threaded Python has a lock in each object,
- * which a thread loses likewise: while it lets others on (Py_BEGIN_ALLOW_THREADS), or waits for another lock of Python's. */
+ * With a GIL this holds for the whole module until a thread releases the GIL.  Free-threaded Python has a lock per object; a
+ * thread loses it likewise when it lets others run (Py_BEGIN_ALLOW_THREADS) or waits for another Python lock. */
 #pragma once
 
 #include <Python.h>
@@ -24,7 +24,7 @@ pya_alone_end(struct pya_alone *alone) {
     PyCriticalSection_End(&alone->section);
 }
 
-/* Importing the module does not bring the GIL back.  -1 with an exception set. */
+/* Declares that the module does not need the GIL.  -1 with an exception set. */
 static inline int
 pya_alone_declare(PyObject *module) {
     return PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
@@ -57,8 +57,8 @@ pya_alone_declare(PyObject *module) {
     return 0;
 }
 
-/* Objects are laid out otherwise in free-threaded Python, which loads files of the stable ABI all the same (3.14): then nothing
- * may be done but raise. */
+/* False in free-threaded Python, whose objects have another layout.  It loads stable-ABI files all the same (3.14): the module
+ * must then do nothing but raise. */
 static inline bool
 pya_alone_fits(void) {
     return strstr(Py_GetVersion(), "free-threading") == NULL;
@@ -66,7 +66,7 @@ pya_alone_fits(void) {
 
 #endif
 
-/* To the end of the function, however it ends. */
+/* Holds the object until the end of the scope, however it is left. */
 #define PYA_ALONE_WITH(object)                                                                     \
     struct pya_alone alone __attribute__((cleanup(pya_alone_end)));                                \
     pya_alone_begin(&alone, object)

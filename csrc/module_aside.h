@@ -1,5 +1,5 @@
-/* Python that runs in the middle of something else: with the GIL, which the thread may hold already, and with an exception
- * that is in flight set aside.  Floor 4. */
+/* Runs Python code in the middle of something else: takes the GIL, which the thread may already hold, and sets aside a pending
+ * exception.  Floor 4. */
 #pragma once
 
 #include <Python.h>
@@ -16,7 +16,7 @@ pya_aside_begin(void) {
     return aside;
 }
 
-/* An exception of its own is dropped. */
+/* Drops an exception that the code in between left behind. */
 static inline void
 pya_aside_end(struct pya_aside aside) {
     PyErr_Restore(aside.type, aside.value, aside.traceback);

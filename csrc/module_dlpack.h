@@ -1,11 +1,11 @@
-/* DLPack's table of C functions, by which torch shows a tensor without owning it.  Floor 6. */
+/* DLPack's table of C functions, through which torch shows a tensor without giving ownership.  Floor 6. */
 #pragma once
 
 #include <Python.h>
 
 #include <stdint.h>
 
-/* As DLPack 1.x lays them out: a tensor as it is seen, and the functions a library offers. */
+/* The layouts of DLPack 1.x: a view of a tensor, and the functions that a library offers. */
 struct pya_dlpack_view {
     void *data;
     int32_t device_kind, device_index;
@@ -23,5 +23,5 @@ struct pya_dlpack_api {
 };
 enum { PYA_DLPACK_CPU = 1, PYA_DLPACK_FLOAT = 2 };
 
-/* The table of a class of tensors, which can view; NULL, without an exception, where it has none that we know. */
+/* The table of a tensor class, with `view` set; NULL without an exception if the class has none that we know. */
 const struct pya_dlpack_api *pya_module_dlpack(PyObject *tensor_type);

@@ -1,11 +1,11 @@
-/* What the two files of _core.Scan share: the pass itself, and what was alive at its moments.  Floor 6. */
+/* Shared by the two files of _core.Scan: the pass itself, and what was alive at its moments.  Floor 6. */
 #pragma once
 
 #include "module.h"
 
 #include "replay/scan.h"
 
-/* Of a _core.Scan, borrowed. */
+/* The scan in a _core.Scan, borrowed. */
 const struct pya_scan *pya_module_scan_from(PyObject *self);
 /* None for PYA_SCAN_NEVER. */
 PyObject *pya_module_scan_event(uint64_t event);

@@ -1,4 +1,4 @@
-/* What C++ code registered with torch to free memory when there is too little.  Floor 5. */
+/* Callbacks that C++ code registered with torch to free memory when it runs short.  Floor 5. */
 #pragma once
 
 #include <stdbool.h>
@@ -7,8 +7,8 @@
 extern "C" {
 #endif
 
-/* Runs them all; true where one says that it freed memory.  False too where torch keeps them in a way we do not know.
- * Called without a lock of ours: they free, and may allocate. */
+/* Runs all callbacks; true if one reports that it freed memory.  False also if torch's registry has a layout we do not know.
+ * Call it without holding our locks: callbacks free memory, and may allocate. */
 bool pya_torch_callbacks_run(void);
 
 #ifdef __cplusplus

@@ -5,11 +5,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The calling thread's current stream; NULL, the default stream, also where torch cannot be asked. */
+/* The calling thread's current stream.  NULL is the default stream, also returned if torch cannot be asked. */
 void *pya_torch_fast_stream(int8_t device);
-/* A c10::DataPtr (four words) for memory that the wrapper's deleter frees; false: its layout is not known. */
+/* Writes a c10::DataPtr (four words) whose deleter is the wrapper's; false if DataPtr's layout is unknown. */
 bool pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device);
-/* Finds what they need of torch; false: leave the wrapper's methods alone. */
+/* Looks up what the functions below need of torch; false: do not override the wrapper's methods. */
 bool pya_torch_fast_prepare(void);
 void *pya_torch_fast_raw_alloc(void *self, size_t bytes);
 void *pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream);
@@ -19,14 +19,14 @@ struct pya_torch_stream {
     uint64_t device;
     uint64_t number;
 };
-/* Can a stream's handle be asked for?  The next function needs it. */
+/* Can we get the handle of a torch stream?  The next function needs it. */
 bool pya_torch_fast_knows_streams(void);
-/* The hook for it gets the handle alone, which does not say whose stream it is.  data: a c10::DataPtr. */
+/* Used instead of torch's hook, which gets only the handle: that does not say whose stream it is.  data: a c10::DataPtr. */
 void pya_torch_fast_record_stream(void *self, void *const *data, struct pya_torch_stream stream);
-/* To be called after the heap has heard of the thread's current stream: is it one that torch did not make? */
+/* Call it after a request on the thread's current stream: checks whether the stream was made by someone other than torch. */
 void pya_torch_fast_note_stream(int8_t device);
-/* c10::DataPtr: the pointer, then context and deleter in an order that the first one made by torch tells.  Neither copied
- * nor destroyed bit by bit, as torch's: then every ABI returns it in the same place. */
+/* A c10::DataPtr: the pointer, then context and deleter in an order that we learn from the first one torch makes.  Copying and
+ * destroying are non-trivial, as in torch's class, so that every ABI returns it through memory. */
 struct pya_torch_made {
     void *data;
     void *second;

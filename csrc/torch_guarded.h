@@ -1,7 +1,7 @@
-/* What threads of the bridge share, each under a lock of its own.  Floor 5.
+/* Values that the bridge's threads share, each under its own lock.  Floor 5.
  *
- * A child of fork() has one thread.  A lock that another thread of the parent held is never released there, and the value is
- * half changed: such a value begins anew in the child, and what there was stays where it is. */
+ * A child of fork() has one thread.  If another thread of the parent held a lock, nobody releases it in the child, and its
+ * value may be half changed.  Such a value is constructed anew in the child; the old one is leaked. */
 #pragma once
 
 #include "core/lock.h"
@@ -9,7 +9,7 @@
 #include <new>
 #include <pthread.h>
 
-/* Lives as long as the process: made before there are threads, never destroyed. */
+/* Must be constructed before there are threads; never destroyed. */
 class pya_torch_fork_watch {
   public:
     pya_torch_fork_watch(const pya_torch_fork_watch &) = delete;
@@ -27,7 +27,7 @@ class pya_torch_fork_watch {
     virtual void begin_anew() = 0;
 
     struct pya_lock lock = {};
-    bool is_torn = false; /* this process is a child that began anew */
+    bool is_torn = false; /* this process is a child in which it was constructed anew */
 
   private:
     static void after_fork() {
@@ -51,7 +51,7 @@ template <typename T> class pya_torch_guarded final : pya_torch_fork_watch {
     }
     ~pya_torch_guarded() {} // NOLINT(modernize-use-equals-default): the value stays
 
-    /* What `use` makes of the value, which nobody else has meanwhile. */
+    /* Returns use(value), called with the lock held. */
     template <typename F> auto with(F use) {
         struct hold {
             struct pya_lock *lock;
@@ -64,7 +64,7 @@ template <typename T> class pya_torch_guarded final : pya_torch_fork_watch {
         return use(value);
     }
 
-    /* Was what the parent had lost? */
+    /* Was the parent's value lost in this process? */
     bool is_lost() const {
         return is_torn;
     }

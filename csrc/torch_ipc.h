@@ -7,16 +7,16 @@
 #include <memory>
 #include <string>
 
-/* torch's ShareableHandle: where the pointer lies in the allocation, and the allocation's handle. */
+/* torch's ShareableHandle: the allocation's handle, and the pointer's offset in the allocation. */
 struct pya_torch_share {
     ptrdiff_t offset;
     std::string handle;
 };
 
-/* Answers for the virtual methods shareIpcHandle and getIpcDevPtr.  Both throw std::runtime_error with what to do. */
+/* Implement the virtual methods shareIpcHandle and getIpcDevPtr.  Both throw std::runtime_error that says what to do. */
 pya_torch_share pya_torch_ipc_share(void *self, void *ptr);
 std::shared_ptr<void> pya_torch_ipc_open(void *self, std::string handle);
-/* The same for torch with old strings. */
+/* The same for a torch built with old strings. */
 struct pya_torch_old_share {
     ptrdiff_t offset;
     pya_torch_old_string handle;

@@ -1,5 +1,5 @@
-/* std::string as torch's own wheels before 2.7 have it (_GLIBCXX_USE_CXX11_ABI=0).  libstdc++ keeps both kinds, and this
- * one's functions are called by their names: one build serves torch of either kind.  Floor 5. */
+/* std::string as in torch's wheels before 2.7 (_GLIBCXX_USE_CXX11_ABI=0).  libstdc++ has both kinds; the functions of this one
+ * are called by their mangled names, so that one build serves either kind of torch.  Floor 5. */
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ class pya_torch_old_string {
     std::string copy() const;
 
   private:
-    char *data; /* all there is of it; libstdc++ writes it */
+    char *data; /* its only member; libstdc++ writes it */
 };
 
-/* Whether the loaded torch has such. */
+/* Does the loaded torch use old strings? */
 bool pya_torch_has_old_strings(void);

@@ -1,4 +1,4 @@
-/* Memory of one device used by another.  Floor 5. */
+/* One device's access to the memory of another.  Floor 5. */
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 #define PYA_TORCH_ENABLE_PEER PYA_TORCH_METHOD("16enablePeerAccessEaa")
 
-/* `device` is to reach the memory of `other`. */
+/* Lets `device` access the memory of `other`. */
 void pya_torch_enable_peer(void *self, int8_t device, int8_t other);
 /* Returns a cudaError_t. */
 int pya_torch_copy(

@@ -8,15 +8,15 @@
 extern "C" {
 #endif
 
-/* In libc10, libc10_cuda, libtorch_cuda or libcudart, whichever has it; NULL where none does.  Loads nothing. */
+/* Looks in libc10, libc10_cuda, libtorch_cuda and libtorch_python; NULL if none has it.  Loads nothing. */
 void *pya_torch_symbol(const char *name);
-/* The same, but first what the whole process would find, as calls of the CUDA runtime do: another may be preloaded. */
+/* The same, but tries the process's global scope first, as calls of the CUDA runtime do: a runtime may be preloaded. */
 void *pya_torch_runtime_symbol(const char *name);
 
 #ifdef __cplusplus
 }
 
-/* False and NULL where there is none. */
+/* If there is no such symbol, false and function = NULL. */
 template <typename F>
 bool
 pya_torch_find(F *&function, const char *name) {

@@ -32,12 +32,12 @@ PYA_MUST_CHECK pya_status pya_model_create(
     struct pya_device *dev, const struct pya_model_config *config, struct pya_model **out);
 /* Gives all memory back. */
 void pya_model_destroy(struct pya_model *model);
-/* bytes > 0.  PYA_E_NOMEM: as the real allocator, after giving back what it caches. */
+/* bytes > 0.  PYA_E_NOMEM only after the model has released its cache, as the real allocator does. */
 PYA_MUST_CHECK pya_status pya_model_alloc(
     struct pya_model *model, size_t bytes, unsigned stream, struct pya_model_block **out);
 PYA_MUST_CHECK pya_status pya_model_free(struct pya_model *model, struct pya_model_block *block);
 PYA_MUST_CHECK pya_status pya_model_record_stream(struct pya_model_block *block, unsigned stream);
-/* Requests go to a private pool (number from 1) from begin to end; what it caches goes back only after release. */
+/* From begin to end, requests go to this private pool (numbered from 1).  Its cache is released only after pool_release. */
 PYA_MUST_CHECK pya_status pya_model_pool_begin(struct pya_model *model, unsigned pool);
 void pya_model_pool_end(struct pya_model *model);
 void pya_model_pool_release(struct pya_model *model, unsigned pool);
@@ -45,7 +45,7 @@ PYA_MUST_CHECK pya_status pya_model_empty_cache(struct pya_model *model);
 pya_dptr pya_model_addr(const struct pya_model_block *block);
 size_t pya_model_bytes(const struct pya_model_block *block);
 void pya_model_query(const struct pya_model *model, struct pya_model_stats *out);
-/* Recounts the structures; prints each violation; returns their number. */
+/* Checks the invariants by recounting; prints each violation and returns how many there are. */
 size_t pya_model_check(const struct pya_model *model);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Bodies shared by the two models of torch's allocator.  Floor 2, private. */
+/* Data structures of the two models of torch's allocator.  Floor 2, private. */
 #pragma once
 
 #include "model.h"
@@ -6,20 +6,20 @@
 
 #define MODEL_SMALL_SEGMENT ((size_t)2 << 20)
 #define MODEL_LARGE_SEGMENT ((size_t)20 << 20)
-#define MODEL_MIN_LARGE ((size_t)10 << 20)  /* from here a request has a segment of its own */
+#define MODEL_MIN_LARGE ((size_t)10 << 20)  /* from here a request gets a segment of its own */
 #define MODEL_SPLIT_LARGE ((size_t)1 << 20) /* a large block splits when more than this remains */
 
-/* An address range whose pages come and go one unit at a time. */
+/* An address range that is mapped and unmapped in units. */
 struct model_segment {
     struct model_segment *next;
     pya_dptr base;
     size_t bytes;
-    size_t unit;            /* bytes of one handle: mapped and unmapped in multiples of this */
-    pya_page_handle *units; /* by unit; 0 where nothing is mapped */
+    size_t unit;            /* bytes of one page handle; mappings are multiples of it */
+    pya_page_handle *units; /* one per unit; 0: not mapped */
 };
 
-/* The blocks of a segment tile it, linked by prev and next in address order; no two neighbours are both free (and alike
- * mapped).  A free block is in its pool's `free` or, when not mapped, `unmapped` tree. */
+/* The blocks of a segment tile it, linked by prev and next in address order.  Two neighbours are never both free with the same
+ * is_mapped.  A free block is in its pool's `free` tree, or in `unmapped` if it is not mapped. */
 struct pya_model_block {
     struct tree_node node; /* first; key is bytes in `free`, 0 in `unmapped` */
     pya_dptr addr;
@@ -29,8 +29,8 @@ struct pya_model_block {
     struct model_segment *segment;    /* NULL with plain segments */
     struct pya_model_block *all_prev; /* every block of the model */
     struct pya_model_block *all_next;
-    struct model_event *uses; /* of other streams, by their number; nothing is recorded yet */
-    unsigned n_events;        /* that must pass before it is free */
+    struct model_event *uses; /* one per other stream that uses it; not recorded yet */
+    unsigned n_events;        /* events still pending; the block is free only at 0 */
     uint16_t stream;
     uint16_t pool;
     bool is_large;
@@ -45,11 +45,11 @@ struct model_pool {
 
 /* One pool. */
 struct model_pool_set {
-    unsigned n_users;                 /* of a private pool; at 0 its cached memory may go back */
-    struct model_pool by_stream[][2]; /* config.n_streams of them, each small and large */
+    unsigned n_users;                 /* of a private pool; at 0 its cache may be released */
+    struct model_pool by_stream[][2]; /* [config.n_streams][is_large] */
 };
 
-/* One of a block's uses, and once the block is freed one of a stream's events. */
+/* Before its block is freed: one entry of block->uses.  Afterwards: one pending event of a stream. */
 struct model_event {
     struct model_event *next;
     pya_event event;
@@ -68,9 +68,9 @@ struct pya_model {
     struct pya_model_config config;
     size_t total_bytes;                            /* of the device */
     struct model_pool_set *pools[PYA_MODEL_POOLS]; /* 0 is the default one; NULL before first use */
-    unsigned pool;                                 /* requests go here now */
+    unsigned pool;                                 /* of new requests */
     struct model_stream *streams;                  /* config.n_streams of them */
-    uint64_t waiting[PYA_MODEL_STREAMS / 64];      /* streams with events, as bits */
+    uint64_t waiting[PYA_MODEL_STREAMS / 64];      /* bit per stream: it has pending events */
     struct model_segment *segments;
     struct pya_model_block *blocks;
     struct pya_model_block *spare; /* linked by next */
@@ -94,7 +94,7 @@ void model_free_insert(struct pya_model *model, struct pya_model_block *block);
 void model_free_remove(struct pya_model *model, struct pya_model_block *block);
 void model_unmapped_insert(struct pya_model *model, struct pya_model_block *block);
 void model_unmapped_remove(struct pya_model *model, struct pya_model_block *block);
-/* Joins a free neighbour into block; the neighbour is gone then. */
+/* Merges a free neighbour into block; the neighbour no longer exists afterwards. */
 void model_merge(
     struct pya_model *model, struct pya_model_block *block, struct pya_model_block *neighbour);
 void model_reserved(struct pya_model *model, size_t added, size_t removed);
@@ -103,7 +103,7 @@ model_is_idle(const struct pya_model_block *block) {
     return block != NULL && !block->is_allocated && block->n_events == 0 && block->uses == NULL;
 }
 
-/* model_expandable.c: a free block of at least bytes, out of its tree; PYA_E_NOMEM leaves mapped what fitted. */
+/* model_expandable.c: a free block of at least `bytes`, out of its tree.  On PYA_E_NOMEM what was mapped stays mapped. */
 pya_status model_expand(
     struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
     struct pya_model_block **out);

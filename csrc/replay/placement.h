@@ -1,9 +1,9 @@
-/* Placing blocks whose lives are known: where each is to lie so that all take little room.  Floor 1.
+/* Placing blocks of known lifetimes at offsets so that all of them take little room.  Floor 1.
  *
- * This is dynamic storage allocation, which is NP-hard: the largest first, each at the lowest place that is free for all
- * of its life; then again and again with those in front that ended highest.  Where that leads no further the same begins
- * anew from other orders (the longest life first, by both), and in the end from the best order with some blocks drawn to
- * its front. */
+ * This is dynamic storage allocation, which is NP-hard; we search with a heuristic.  Place the largest block first, each at
+ * the lowest offset that is free throughout its life.  Then repeat, with the blocks that ended highest moved to the front.
+ * Once that stops improving, restart from other orders (longest life first; size times life), and finally from the best order
+ * with some randomly drawn blocks at its front. */
 #pragma once
 
 #include "../core/base.h"
@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* [begin, end) in any unit; empty: it never lives.  A block that comes again at the same place lives twice. */
+/* [begin, end) in any unit; an empty range is never alive.  A block that returns to the same place has two lives. */
 struct pya_life {
     uint64_t begin, end;
 };
@@ -24,18 +24,18 @@ struct pya_placed {
 };
 
 struct pya_placement {
-    uint64_t live_bytes;   /* most alive at once: no placement takes less */
+    uint64_t live_bytes;   /* peak of live bytes: a lower bound for extent_bytes */
     uint64_t extent_bytes; /* end of the highest block */
 };
 
-/* Told now and then how much work is done, and how much there is at most but for the first round; false: end it. */
+/* Called now and then with the work done and the most there can be (without the first round); false: stop. */
 struct pya_placement_watch {
     bool (*go_on)(void *arg, uint64_t n_done, uint64_t n_all);
     void *arg;
 };
 
-/* n_rounds: how often to place anew at most.  watch: NULL for none.  PYA_E_TOO_LARGE: sizes add up to more than any device
- * has; PYA_E_LIMIT: the watch ended it. */
+/* n_rounds: at most this many placements.  watch may be NULL.  PYA_E_TOO_LARGE: the sizes add up to more than any device
+ * has; PYA_E_LIMIT: the watch stopped the search. */
 PYA_MUST_CHECK pya_status pya_placement_find(
     struct pya_placed *blocks, size_t n, unsigned n_rounds, const struct pya_placement_watch *watch,
     struct pya_placement *out);

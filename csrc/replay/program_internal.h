@@ -5,23 +5,23 @@
 #include "op_store.h"
 #include "program.h"
 
-/* Streams of one program, and private pools, the default one among them. */
+/* Most streams, and most pools including the default one, of one program. */
 #define PROGRAM_STREAMS PYA_MODEL_STREAMS
 #define PROGRAM_POOLS PYA_MODEL_POOLS
 
-/* A device with more than this alive is damage or malice, and would need gigabytes of tables. */
+/* More bytes alive on one device than this means damage or malice, and would need gigabytes of tables. */
 #define PROGRAM_LIVE_MAX (UINT64_C(1) << 39)
 
 struct program_block {
     uint64_t addr;
     uint64_t bytes; /* rounded to 512 */
-    uint32_t next;  /* in its hash chain, or in the free list; plus 1 */
+    uint32_t next;  /* index + 1 of the next in its hash chain or in the free list */
     uint8_t device;
 };
 
 struct pya_program {
     struct op_store ops;          /* info.n_ops of them */
-    struct program_block *blocks; /* alive ones are in chains, by addr and device */
+    struct program_block *blocks; /* live ones are in hash chains, by addr and device */
     uint32_t n_block_slots;
     uint32_t free_block;
     uint32_t *chains;
@@ -31,7 +31,7 @@ struct pya_program {
         uint64_t first;
         uint64_t second;
     } pools[PROGRAM_POOLS]; /* by number; 0 is the default pool */
-    /* By stream: bit d is set once device d was asked for memory. */
+    /* By stream: bit d is set once the stream has allocated on device d. */
     uint64_t asked[PROGRAM_STREAMS];
     uint64_t live_bytes[PYA_MAX_DEVICES];
     char **notes;

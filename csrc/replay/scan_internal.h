@@ -1,11 +1,11 @@
-/* State of one pass over a trace, shared by the files of the scan.  Floor 2, private.
- * Long because all that the files of the scan share is in one place. */
+/* State of one pass over a trace, shared by the scan_*.c files.  Floor 2, private.
+ * Long because everything that the scan_*.c files share is in one place. */
 #pragma once
 
 #include "scan.h"
 
 enum {
-    SCAN_DEPTH = 64, /* phases in each other */
+    SCAN_DEPTH = 64, /* nesting depth of phases */
     SCAN_STREAMS = 64,
 };
 #define SCAN_NONE UINT32_MAX
@@ -18,14 +18,14 @@ struct scan_list {
 
 struct scan_live {
     struct pya_scan_block row;
-    uint64_t request; /* its number among those of its device */
-    uint32_t copy;    /* the last one, in scan.copies; SCAN_NONE: not copied */
+    uint64_t request; /* its number among the requests on its device */
+    uint32_t copy;    /* head of its list in scan.copies; SCAN_NONE: not copied */
     uint32_t next;    /* free list */
-    uint32_t mark;    /* the first that comes after its begin */
-    uint32_t piece;   /* of heights, that begins with it */
+    uint32_t mark;    /* the first mark after its allocation */
+    uint32_t piece;   /* the piece (of heights) that starts with it */
 };
 
-/* After a request: what was allocated, and what of it has turned out to be temporary. */
+/* After a request: the allocated bytes, and how many of them turned out to be temporary. */
 struct scan_point {
     uint64_t bytes, temporary;
 };
@@ -40,35 +40,35 @@ struct pya_scan {
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
         spans, pools, stackless, told, held, growths, threads, stays, pieces, heights;
-    uint64_t span_bytes, growth_bytes; /* smaller ones are no longer kept */
+    uint64_t span_bytes, growth_bytes; /* smaller ones are no longer added */
     uint64_t events_per_bin;
-    uint32_t *table; /* index into lives + 1; 0: empty */
+    uint32_t *table; /* hash table: index into lives + 1; 0: empty */
     size_t table_size, n_live, n_pending;
-    uint32_t *stay_table; /* the same of stays */
+    uint32_t *stay_table; /* the same for stays */
     size_t stay_size;
     uint64_t n_completed; /* frees */
     uint32_t free_live;
     uint32_t free_piece, last_piece;
     uint64_t allocated, reserved;
-    uint32_t routed[PYA_MAX_DEVICES]; /* where requests go now: a block's pool */
-    size_t last_used;                 /* index into segments: where the next block may lie too */
+    uint32_t routed[PYA_MAX_DEVICES]; /* the pool that requests go to now */
+    size_t last_used;                 /* index into segments: a guess for the next block */
     uint64_t allocated_of[PYA_MAX_DEVICES], reserved_of[PYA_MAX_DEVICES];
     uint64_t n_requests[PYA_MAX_DEVICES];
-    /* The latest short_life requests, number r at r % short_life; NULL: none yet. */
+    /* Points of the last short_life requests; number r is at r % short_life.  NULL: none yet. */
     struct scan_point *points[PYA_MAX_DEVICES];
     struct pya_scan_size sizes[PYA_SCAN_SIZES];
     struct scan_open {
         uint32_t text;
-        uint32_t kept; /* index into phases; SCAN_NONE: one too many to be kept */
+        uint32_t kept; /* index into phases; SCAN_NONE: beyond what is kept */
     } open[SCAN_DEPTH];
     size_t n_open;
     uint32_t modules[SCAN_DEPTH];
     size_t n_modules;
-    uint64_t step; /* as a bin's */
+    uint64_t step; /* number + 1; 0: before the first */
     bool is_step_kept;
-    bool is_asking[PYA_MAX_DEVICES]; /* it grew since the last request */
-    int growing;   /* device that most is reserved on, for a request that comes; -1: none */
-    bool is_state; /* all so far is of the first event's time */
+    bool is_asking[PYA_MAX_DEVICES]; /* reserved grew since the last request */
+    int growing;   /* device at its reserved peak, for a request yet to come; -1: none */
+    bool is_state; /* all events so far have the first event's time */
     struct scan_stream {
         uint64_t stream;
         int device;
@@ -77,10 +77,10 @@ struct pya_scan {
     const char *error;
 };
 
-/* One more item, zeroed, before the one at `at`; NULL: no host memory. */
+/* Inserts a zeroed item at index `at`; NULL: no host memory. */
 void *scan_list_insert(struct scan_list *list, size_t item_bytes, size_t at);
 void scan_list_drop(struct scan_list *list, size_t item_bytes, size_t at);
-/* Of items with a size, so far behind their begin, half stay: the larger ones.  From now on none below *least is to be added. */
+/* Drops the smaller half of the items, by the size stored at offset size_at.  Sets *least: add no smaller ones from now on. */
 void scan_list_thin(struct scan_list *list, size_t item_bytes, size_t size_at, uint64_t *least);
 
 #define SCAN_INSERT(list, type, at) ((type *)scan_list_insert(&(list), sizeof(type), at))
@@ -92,17 +92,17 @@ scan_current_phase(const struct pya_scan *s) {
     return s->n_open == 0 ? 0 : s->open[s->n_open - 1].text;
 }
 
-/* The i-th open phase; NULL: it is not kept. */
+/* The i-th open phase; NULL if it is beyond what is kept. */
 static inline struct pya_scan_phase *
 scan_open_phase(const struct pya_scan *s, size_t i) {
     const uint32_t kept = s->open[i].kept;
     return kept == SCAN_NONE ? NULL : SCAN_ITEM(s->phases, struct pya_scan_phase, kept);
 }
 
-/* Does it mark the begin or the end of a module? */
+/* Does the event mark the begin or the end of a module? */
 bool scan_is_module(const struct pya_scan *s, const struct pya_trace_event *e);
 
-/* ---- scan_told.c: before an event is applied; false: no host memory ---- */
+/* ---- scan_told.c: call before the event is applied; false: no host memory ---- */
 
 bool scan_told_add(struct pya_scan *s, const struct pya_trace_event *e);
 
@@ -110,68 +110,68 @@ bool scan_told_add(struct pya_scan *s, const struct pya_trace_event *e);
 
 bool scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e);
 bool scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
-/* What was freed may be handed out again. */
+/* The freed block may be reused from now on. */
 void scan_block_complete(struct pya_scan *s, const struct pya_trace_event *e);
-/* Category or label of a block. */
+/* Sets the category or the label of a block. */
 void scan_tell(struct pya_scan *s, const struct pya_trace_event *e);
-/* The block that the event is about, live or pending; NULL: none is known, or it is about none. */
+/* The block that the event is about, live or pending; NULL: unknown, or the event is not about a block. */
 const struct pya_scan_block *
 scan_block_at(const struct pya_scan *s, const struct pya_trace_event *e);
-/* Those that are due. */
+/* Copies what is alive for the moments that are due. */
 bool scan_moments_take(struct pya_scan *s);
-/* At the end: the copies of what was alive no longer find their blocks.  Of what was pending only that stays whose place
- * nothing else had. */
+/* At the end: sorts the copies, which are then no longer linked to their blocks.  Drops the pending ones whose place another
+ * block had. */
 void scan_moments_sort(struct pya_scan *s);
-/* What is still alive at the end becomes spans and stays too. */
+/* Adds what is still alive at the end to spans and stays. */
 bool scan_spans_end(struct pya_scan *s);
 
 /* ---- scan_stays.c: who held memory from one mark to another ---- */
 
-/* It ends, or the trace does.  False: no host memory. */
+/* The block ends, or the trace does.  False: no host memory. */
 bool scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_phase);
 
-/* ---- scan_heights.c: how high memory stood beside what is alive at settings.around.  False: no host memory. ---- */
+/* ---- scan_heights.c: how much was allocated around the blocks alive at settings.around.  False: no host memory. ---- */
 
-/* With the event that is applied a piece begins, from now on the last one. */
+/* Starts a new piece, from now on the last one, with the event that is being applied. */
 bool scan_heights_begin(struct pya_scan *s);
-/* A block begins, or ends. */
+/* A block begins; a block ends. */
 bool scan_heights_live(struct pya_scan *s, struct scan_live *live);
 bool scan_heights_end(struct pya_scan *s, const struct scan_live *live);
-/* An event was applied. */
+/* Call it after each applied event. */
 void scan_heights_add(struct pya_scan *s);
 /* At the end of the trace. */
 bool scan_heights_settle(struct pya_scan *s);
 
-/* ---- scan_timeline.c: bins, after an event was applied.  False: no host memory. ---- */
+/* ---- scan_timeline.c: bins; call after the event was applied.  False: no host memory. ---- */
 
 bool scan_timeline_add(struct pya_scan *s, const struct pya_trace_event *e);
 
-/* ---- scan_temporary.c: what is freed soon ---- */
+/* ---- scan_temporary.c: blocks that are freed soon ---- */
 
-/* The device's latest request was served, where temporary blocks are looked for.  False: no host memory. */
+/* The device's latest request was served.  Only with short_life.  False: no host memory. */
 bool scan_temporary_ask(struct pya_scan *s, int device);
-/* A block of so many bytes ends, which is temporary. */
+/* A temporary block of this many bytes ends. */
 void scan_temporary_end(struct pya_scan *s, const struct scan_live *live, uint64_t bytes);
 /* At the end of the trace. */
 void scan_temporary_settle(struct pya_scan *s);
 
-/* ---- scan_growth.c: what device memory was taken for ---- */
+/* ---- scan_growth.c: which request device memory was reserved for ---- */
 
 bool scan_growth_add(struct pya_scan *s, const struct pya_trace_event *e);
 bool scan_growth_remove(struct pya_scan *s, const struct pya_trace_event *e);
-/* A request: what its device grew by since the last one was for it. */
+/* A request: what its device reserved since the previous one was for it. */
 void scan_growth_ask(struct pya_scan *s, const struct pya_trace_event *e);
-/* All so far was there when the trace began. */
+/* Everything so far was there when the trace began. */
 void scan_growth_forget(struct pya_scan *s);
-/* What is still reserved at the end becomes growths too. */
+/* Adds what is still reserved at the end to growths. */
 bool scan_growths_end(struct pya_scan *s);
 
 /* ---- scan_segments.c: device memory ---- */
 
 bool scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e);
 bool scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e);
-/* Memory of e was asked for where e->addr lies, of the pool that requests go to: its segment, or what it covers of
- * one of pages, is of that pool from now on. */
+/* A request was served at e->addr: its segment, or the pages it covers of a mapped one, belong from now on to the pool that
+ * requests go to. */
 bool scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e);
-/* All so far was there when the trace began: what is asked for in it later is not what it is for. */
+/* Everything so far was there when the trace began: it was not reserved for a later request in it. */
 void scan_segments_forget(struct pya_scan *s);

@@ -1,14 +1,14 @@
-/* Trace files: what an allocator was asked for, in order, compactly and readable to the last whole chunk.  Floor 1.
+/* Trace files: the requests to an allocator in order, compact, and readable up to the last whole chunk.  Floor 1.
  *
  * File:  magic "PYATRACE", u32 version, u32 0; then chunks.
  * Chunk: u32 magic "PYAC", u32 payload bytes, u32 events, u32 CRC-32 (zlib's), u64 time of the first
- *        event, u64 number of events before it; then the payload.  The CRC is of the other 28 header bytes, then
+ *        event, u64 number of events before it; then the payload.  The CRC covers the other 28 header bytes, then
  *        the payload.  A chunk of 0 bytes ends a complete file.
- * Payload: records, each a byte (kind, and which of thread/device/stream change from the record before), then varints:
- *        nanoseconds since the record before, [thread], [device], [stream], the fields of the kind (table below);
- *        addresses as the signed difference from the one before.  thread, device, stream and address start at 0 in each
- *        chunk.  Records DEFINE_STRING (length, bytes) and DEFINE_STACK (parent, name, file, line) have no time and
- *        number themselves from 1 in order of appearance; a stack is a frame and its caller's stack.
+ * Payload: records, each a byte (kind, and which of thread, device, stream differ from the previous record), then varints:
+ *        nanoseconds since the previous record, [thread], [device], [stream], the fields of the kind (table below).
+ *        Addresses are signed differences from the previous one.  thread, device, stream and address start at 0 in each
+ *        chunk.  Records DEFINE_STRING (length, bytes) and DEFINE_STACK (parent, name, file, line) have no time; they
+ *        are numbered from 1 in order of appearance.  A stack is a frame and its caller's stack.
  * All numbers little-endian.  1e8 events need memory only for the distinct strings and stacks. */
 #pragma once
 
@@ -71,13 +71,13 @@ enum pya_trace_kind {
 #undef X
 };
 
-#define PYA_TRACE_NOTES 4096 /* USER events of one file that readers keep */
+#define PYA_TRACE_NOTES 4096 /* readers keep at most this many USER events of a file */
 
-/* Fields the kind does not carry are ignored by the writer and 0 from the reader. */
+/* The writer ignores fields that the kind does not have; the reader sets them to 0. */
 struct pya_trace_event {
     int kind;
     int device;
-    /* Never goes back within a file: an earlier time is written as the last one. */
+    /* Never decreases within a file: an earlier time is written as the previous one. */
     uint64_t time_ns;
     uint64_t thread;
     pya_stream stream;
@@ -98,14 +98,14 @@ struct pya_trace_frame {
 /* "alloc" and so on; NULL for a number that is not a kind. */
 const char *pya_trace_kind_name(int kind);
 
-/* ---- writing: any thread may call; one lock of its own, taken inside every other.  After PYA_E_IO errno says why the
- * first write failed, also when a later call says so again ---- */
+/* ---- writing: any thread may call; the writer's own lock is taken inside every other.  After PYA_E_IO errno is that of
+ * the first failed write, also if a later call returns PYA_E_IO again ---- */
 
 struct pya_trace_writer;
 
-/* Writes to "<path>.part" and renames at close, so that a file under its own name is whole.  PYA_E_INVAL: path exists
+/* Writes to "<path>.part" and renames it at close, so that a file under its own name is whole.  PYA_E_INVAL: path exists
  * and overwrite is false, or path or "<path>.part" is a device, a pipe, a socket or a folder.  PYA_E_BUSY: another writer
- * has it.  In a forked child the writer is inert. */
+ * has the file.  In a forked child the writer does nothing. */
 PYA_MUST_CHECK pya_status
 pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out);
 /* The same text gives the same number. */
@@ -115,24 +115,24 @@ PYA_MUST_CHECK pya_status pya_trace_stack(
     struct pya_trace_writer *writer, const struct pya_trace_frame *frame, uint32_t *out);
 PYA_MUST_CHECK pya_status
 pya_trace_write(struct pya_trace_writer *writer, const struct pya_trace_event *event);
-/* All written so far is in the file. */
+/* Returns once everything written so far is in the file. */
 PYA_MUST_CHECK pya_status pya_trace_flush(struct pya_trace_writer *writer);
-/* Frees the writer whatever it returns; the first error of its life is returned. */
+/* Always frees the writer; returns the first error of its life. */
 pya_status pya_trace_close(struct pya_trace_writer *writer);
 
 /* ---- reading: one thread per reader ---- */
 
 struct pya_trace_reader;
 
-/* PYA_E_IO: cannot be opened; PYA_E_CORRUPT: not a trace, or of a later version. */
+/* PYA_E_IO: the file cannot be opened; PYA_E_CORRUPT: not a trace, or of a later version. */
 PYA_MUST_CHECK pya_status pya_trace_open(const char *path, struct pya_trace_reader **out);
-/* False in *more at the end.  PYA_E_CORRUPT: damage begins here; everything before it was good. */
+/* Sets *more to false at the end.  PYA_E_CORRUPT: damage starts here; everything before it was good. */
 PYA_MUST_CHECK pya_status
 pya_trace_next(struct pya_trace_reader *reader, struct pya_trace_event *out, bool *more);
 PYA_MUST_CHECK pya_status pya_trace_rewind(struct pya_trace_reader *reader);
 /* False before the end, and at the end of a file that was cut off. */
 bool pya_trace_is_complete(const struct pya_trace_reader *reader);
-/* Progress, in bytes of the file. */
+/* How far the reader is, in bytes of the file. */
 void pya_trace_position(const struct pya_trace_reader *reader, uint64_t *at, uint64_t *total);
 /* NUL-terminated, valid until the next event is read; NULL for a number not defined so far. */
 const char *pya_trace_text(const struct pya_trace_reader *reader, uint32_t string);

@@ -30,7 +30,7 @@ enum {
 #define TRACE_EVENT_MAX (1 + 9 * VARINT_MAX)
 #define TRACE_STACK_MAX (1 + 4 * VARINT_MAX)
 
-/* What records are differences from; all 0 at the start of a chunk but time. */
+/* The values that records are relative to; at the start of a chunk all are 0 except time. */
 struct trace_state {
     uint64_t time_ns;
     uint64_t thread;
@@ -39,7 +39,7 @@ struct trace_state {
     uint64_t addr;
 };
 
-/* Of the header without its own field, then the payload. */
+/* Covers the header without its CRC field, then the payload. */
 static inline uint32_t
 trace_chunk_crc(const uint8_t *header, const uint8_t *payload, size_t n) {
     uint32_t crc = varint_crc32(0, header, 12);

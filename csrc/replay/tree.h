@@ -14,7 +14,7 @@ struct tree_node {
 
 void tree_insert(struct tree_node **root, struct tree_node *node);
 void tree_remove(struct tree_node **root, struct tree_node *node);
-/* Smallest node not below (key, addr); NULL when there is none. */
+/* Smallest node >= (key, addr); NULL if there is none. */
 struct tree_node *tree_lower_bound(struct tree_node *root, uint64_t key, uint64_t addr);
-/* Smallest node above node, which need not be in the tree. */
+/* Smallest node > node; node need not be in the tree. */
 struct tree_node *tree_next(struct tree_node *root, const struct tree_node *node);

@@ -15,7 +15,7 @@ varint_put(uint8_t *at, uint64_t value) {
     return at;
 }
 
-/* Past the number, or NULL when the bytes end first or hold more than 64 bits. */
+/* Returns the position after the number, or NULL if the bytes end first or the number has more than 64 bits. */
 static inline const uint8_t *
 varint_get(const uint8_t *at, const uint8_t *end, uint64_t *out) {
     uint64_t value = 0;
@@ -33,7 +33,7 @@ varint_get(const uint8_t *at, const uint8_t *end, uint64_t *out) {
     return NULL;
 }
 
-/* Small differences of either sign as small numbers. */
+/* Zigzag: small differences of either sign become small numbers. */
 static inline uint64_t
 varint_from_delta(uint64_t delta) {
     return (delta << 1) ^ (0 - (delta >> 63));
@@ -44,5 +44,5 @@ varint_to_delta(uint64_t value) {
     return (value >> 1) ^ (0 - (value & 1));
 }
 
-/* crc: 0, or that of the bytes before. */
+/* crc: 0, or the result for the preceding bytes. */
 uint32_t varint_crc32(uint32_t crc, const uint8_t *at, size_t n);
