@@ -1,4 +1,5 @@
-/* What a heap's callers read without a lock: its cards, whose addresses are whose, which process opened them.  Floor 1.
+/* What a heap's callers read without a lock: its cards, the claims of address space, and which process opened the
+ * cards.  Floor 1.
  *
  * tests/c/test_interleave.c runs these functions in every order of their steps. */
 #pragma once
@@ -11,14 +12,14 @@ extern "C" {
 
 struct pya_card;
 
-/* Address space is claimed in steps of 64 GiB, so that a pointer names the few cards it can belong to. */
+/* Devices claim address space in steps of 64 GiB.  A pointer then leads to the few cards it can belong to. */
 enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };
 
-/* All atomic. */
+/* All members are atomic. */
 struct pya_cards {
-    uint32_t fork_count; /* of the process that opened the first card */
+    uint32_t fork_count; /* fork count of the process that opened the first card */
     int n_open;
-    struct pya_card *open[PYA_MAX_DEVICES]; /* NULL until first use, then never changed */
+    struct pya_card *open[PYA_MAX_DEVICES]; /* set at first use, then never changed; NULL before */
     uint64_t claims[PYA_CLAIM_SLOTS];       /* bit i: card i has addresses there */
 };
 
@@ -28,13 +29,13 @@ struct pya_card_opener {
     uint32_t fork_count; /* of this process */
 };
 
-/* NULL when the device was never used; 0 <= device < PYA_MAX_DEVICES. */
+/* NULL if the device was never used.  0 <= device < PYA_MAX_DEVICES. */
 static inline struct pya_card *
 pya_cards_get(const struct pya_cards *cards, int device) {
     return __atomic_load_n(&cards->open[device], __ATOMIC_ACQUIRE);
 }
 
-/* Under the lock. */
+/* Makes a new card visible to all threads.  The caller holds the lock. */
 static inline void
 pya_cards_publish(struct pya_cards *cards, int device, struct pya_card *card, uint32_t fork_count) {
     int n_open = __atomic_load_n(&cards->n_open, __ATOMIC_RELAXED);
@@ -45,7 +46,7 @@ pya_cards_publish(struct pya_cards *cards, int device, struct pya_card *card, ui
     __atomic_store_n(&cards->open[device], card, __ATOMIC_RELEASE);
 }
 
-/* The card, opened by whoever comes first. */
+/* Returns the device's card; the first caller opens it. */
 PYA_MUST_CHECK static inline pya_status
 pya_cards_open(
     struct pya_cards *cards, struct pya_lock *lock, int device, struct pya_card_opener opener,
@@ -66,7 +67,7 @@ pya_cards_open(
     return st;
 }
 
-/* As if it had never been used; by a process with one thread. */
+/* Makes the device look unused.  Only for a process with a single thread. */
 static inline void
 pya_cards_forget(struct pya_cards *cards, int device) {
     for (int i = 0; i < PYA_CLAIM_SLOTS; i++) {
@@ -75,10 +76,10 @@ pya_cards_forget(struct pya_cards *cards, int device) {
     cards->open[device] = NULL;
 }
 
-/* Were the cards opened by a process that this one is a fork of? */
+/* Is this process a fork of the process that opened the cards? */
 static inline bool
 pya_cards_are_forked(const struct pya_cards *cards, uint32_t fork_count) {
-    /* No fork, as a rule: one look will do. */
+    /* Usually there was no fork, and one load is enough. */
     if (PYA_LIKELY(__atomic_load_n(&cards->fork_count, __ATOMIC_RELAXED) == fork_count)) {
         return false;
     }
@@ -95,14 +96,15 @@ pya_cards_claim(struct pya_cards *cards, int device, pya_dptr addr, size_t bytes
     }
 }
 
-/* The devices ptr may belong to, as bits. */
+/* Bit i set: ptr may belong to device i. */
 static inline uint64_t
 pya_cards_claiming(const struct pya_cards *cards, pya_dptr ptr) {
     return __atomic_load_n(
         &cards->claims[(ptr >> PYA_CLAIM_SHIFT) % PYA_CLAIM_SLOTS], __ATOMIC_ACQUIRE);
 }
 
-/* The card of the lowest bit of what pya_cards_claiming() gave, not NULL: it claimed after it was opened. */
+/* The card of the lowest bit in the result of pya_cards_claiming(); never NULL, because a card is opened before it
+ * claims. */
 static inline struct pya_card *
 pya_cards_lowest(const struct pya_cards *cards, uint64_t claiming) {
     return __atomic_load_n(&cards->open[__builtin_ctzll(claiming)], __ATOMIC_RELAXED);

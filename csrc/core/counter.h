@@ -1,4 +1,5 @@
-/* What statistics are made of: a counter with a peak, and the bare sums behind torch's five busiest ones.  Floor 1. */
+/* The building blocks of statistics: a counter with a peak, and the bare sums behind torch's five busiest statistics.
+ * Floor 1. */
 #pragma once
 
 #include "base.h"
@@ -21,11 +22,11 @@ enum { PYA_LIVE_COUNT, PYA_LIVE_BYTES, PYA_LIVE_REQUESTED, PYA_N_LIVE };
 /* torch's pools, and the sum of the two. */
 enum { PYA_LIVE_LARGE, PYA_LIVE_SMALL, PYA_LIVE_BOTH, PYA_N_LIVE_POOLS };
 
-/* What every request updates, kept to what cannot be derived: five of torch's statistics come from it.
- * handed out now = in - out; active now = in - out + parked (freed, but waiting for other streams).
- * Peaks of "active" can only pass those of "handed out" while something is parked.
- * By measure, then by pool, so that no address has to be worked out for a pool; of PYA_LIVE_BOTH only the peaks are
- * kept, the rest is summed up where it is asked for. */
+/* The sums that every request updates, as few as possible: five of torch's statistics are derived from them.
+ * allocated now == in - out; active now == in - out + parked (freed, but waiting for other streams).
+ * The peaks of "active" can exceed those of "allocated" only while something is parked.
+ * Indexed by measure, then by pool, to save address arithmetic.  For PYA_LIVE_BOTH only the peaks are kept; the other
+ * sums are computed on demand. */
 struct pya_live {
     int64_t in[PYA_N_LIVE][PYA_N_LIVE_POOLS];
     int64_t out[PYA_N_LIVE][PYA_N_LIVE_POOLS];
@@ -51,7 +52,7 @@ pya_stat_sub(struct pya_stat *stat, int64_t amount) {
     stat->current -= amount;
 }
 
-/* pya_stat_sub() of one amount, then pya_stat_add() of the other. */
+/* The same as pya_stat_sub() of `before`, then pya_stat_add() of `amount`. */
 static inline void
 pya_stat_replace(struct pya_stat *stat, int64_t before, int64_t amount) {
     stat->freed += before;
@@ -65,7 +66,7 @@ pya_stat_reset_peak(struct pya_stat *stat) {
     stat->peak = stat->current;
 }
 
-/* torch's accumulated counters restart at zero while current goes on. */
+/* torch's accumulated counters restart at zero; current does not change. */
 static inline void
 pya_stat_reset_total(struct pya_stat *stat) {
     stat->allocated = 0;

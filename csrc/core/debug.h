@@ -1,7 +1,7 @@
 /* Assertions.  CPython's flags define NDEBUG, so <assert.h> would be dead in an extension.  Floor 0.
  *
- * Level 0 (release): nothing.  Level 1: checks that cost O(1).  Level 2: whole structures, and the rounds of
- * every loop a request may go through are counted, so that a test can bound them. */
+ * Level 0 (release): no checks.  Level 1: checks that cost O(1).  Level 2: also checks whole structures, and counts
+ * the iterations of every loop on a request's path, so that tests can bound them. */
 #pragma once
 
 #ifndef PYA_ASSERT_LEVEL

@@ -9,36 +9,36 @@ extern "C" {
 #endif
 
 struct pya_heap {
-    struct pya_lock lock;  /* opening of cards; taken before a card's lock */
-    struct pya_heap *next; /* of the process */
-    /* Bit per device: in a forked child, a card that another thread of the parent was changing, which the child has
-     * forgotten (forks.c). */
+    struct pya_lock lock;  /* guards the opening of cards; taken before a card's lock */
+    struct pya_heap *next; /* next heap of the process */
+    /* One bit per device.  Set in a forked child if another thread of the parent was changing the card during the
+     * fork; the child has forgotten that card (forks.c). */
     uint64_t torn_cards;
     struct pya_options options;
-    double fractions[PYA_MAX_DEVICES]; /* of cards that are not open yet; lock */
+    double fractions[PYA_MAX_DEVICES]; /* for cards not open yet; guarded by lock */
     struct pya_hooks hooks;
     int record_level; /* enum pya_record_level, -1: no history; atomic */
     struct pya_cards cards;
     uint64_t pool_order;
-    uint64_t import_round; /* of waits before imports go (sharing.c); atomic */
+    uint64_t import_round; /* numbers the waits before imports are unmapped (sharing.c); atomic */
     bool record_trace;
     size_t record_entries;
     uint32_t record_skip;
 };
 
-/* NULL when the device was never used. */
+/* NULL if the device was never used. */
 struct pya_card *pya_heap_open_card(const struct pya_heap *heap, int device);
-/* Times this process is a fork's child; changes only while it has one thread. */
+/* How many forks led to this process.  Changes only while it has a single thread. */
 extern __attribute__((visibility("hidden"))) uint32_t pya_n_forks;
-/* Is this process a fork of the one that made the heap? */
+/* Is this process a fork of the process that made the heap? */
 static inline bool
 pya_heap_is_forked(const struct pya_heap *heap) {
     return pya_cards_are_forked(&heap->cards, pya_n_forks);
 }
-/* The card that is not open yet. */
+/* Opens the card at its first use. */
 PYA_MUST_CHECK pya_status
 pya_heap_first_use(struct pya_heap *heap, int device, struct pya_card **out);
-/* The card, opened if need be, unlocked. */
+/* Returns the card unlocked; opens it if needed. */
 PYA_MUST_CHECK static inline pya_status
 pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     if (PYA_UNLIKELY(device < 0 || device >= PYA_MAX_DEVICES)) {
@@ -54,15 +54,15 @@ pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     *out = card;
     return PYA_OK;
 }
-/* From creation to destruction: a child forked off meanwhile notices (forks.c). */
+/* Call at creation and destruction, so that a process forked in between notices it (forks.c). */
 void pya_heap_watch_forks(struct pya_heap *heap);
 void pya_heap_unwatch_forks(struct pya_heap *heap);
-/* Was another thread at work on the device's card when this process was forked off? */
+/* Was another thread working on the device's card when this process was forked? */
 static inline bool
 pya_heap_is_torn(const struct pya_heap *heap, int device) {
     return (heap->torn_cards >> device & 1) != 0;
 }
-/* pya_heap_card(), locked where it succeeds. */
+/* Like pya_heap_card(); on success the card is locked. */
 PYA_MUST_CHECK static inline pya_status
 pya_heap_lock_card(struct pya_heap *heap, int device, struct pya_card **out) {
     pya_status st = pya_heap_card(heap, device, out);
@@ -72,30 +72,31 @@ pya_heap_lock_card(struct pya_heap *heap, int device, struct pya_card **out) {
     return st;
 }
 
-/* The pool too, where it succeeds; PYA_E_INVAL: the device has no such pool. */
+/* Also finds the pool; on success the card is locked.  PYA_E_INVAL: the device has no such pool. */
 PYA_MUST_CHECK pya_status pya_heap_lock_pool(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **card,
     struct pya_pool **pool);
 
-/* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
+/* Finds the live block at ptr.  Returns its card LOCKED, or NULL and takes no lock if there is no such block. */
 struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
 
-/* Makes a block that was just cut, with is_small set, a live one: the user's fields, the map (with room for one
- * more), statistics, trace.  Takes over the caller's reference to context. */
+/* Makes a block that was just cut live: sets its user fields and enters it into the map (which has room for one
+ * more), statistics and trace.  is_small is already set.  Consumes the caller's reference to context. */
 void
 pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context);
-/* What a request takes. */
+/* The size that a request takes, rounded. */
 size_t pya_card_round(const struct pya_card *card, size_t bytes);
-/* One request on a card that is locked; the block takes over the reference to context where it succeeds. */
+/* Serves one request on a locked card.  On success the block owns the reference to context. */
 PYA_MUST_CHECK pya_status
 pya_heap_try(struct pya_card *card, size_t bytes, pya_stream stream, void *context, pya_dptr *out);
-/* The card, unlocked, had no memory for a request: asks the program to free some and tries again; then notes why. */
+/* An unlocked card has no memory for a request: asks the program to free some and tries again.  On failure notes the
+ * reason. */
 PYA_MUST_CHECK pya_status pya_heap_run_short(
     struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out);
 void pya_heap_note_too_large(int device, size_t bytes);
 
-/* What the block in hand is remembered by; called without a lock.  The caller owns the reference.  The call stack is part
- * of it from that level on. */
+/* Captures the context for the block in hand.  Called without a lock; the caller owns the reference.  It includes the
+ * call stack if the record level is at least stack_from. */
 static inline void *
 pya_heap_capture_from(struct pya_heap *heap, int stack_from) {
     int level = __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED);
@@ -110,7 +111,7 @@ pya_heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
     return pya_heap_capture_from(heap, (int)stack_from);
 }
 
-/* The same, and never a call stack. */
+/* The same without a call stack. */
 static inline void *
 pya_heap_capture_labels(struct pya_heap *heap) {
     return pya_heap_capture_from(heap, (int)PYA_RECORD_ALL + 1);
@@ -123,7 +124,7 @@ pya_heap_drop_context(struct pya_heap *heap, void *context) {
     }
 }
 
-/* Gives a card that was just opened, or whose recording changes, the heap's history settings. */
+/* Applies the heap's history settings to a card that was just opened, or whose recording changes. */
 PYA_MUST_CHECK pya_status pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card);
 
 #ifdef __cplusplus

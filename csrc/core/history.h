@@ -1,6 +1,6 @@
-/* The trace ring: what happened to a card's memory, newest max_entries of it.  Floor 2.
+/* The trace ring: the newest max_entries events of a card's memory.  Floor 2.
  *
- * Entries carry a context (a call stack and the like, opaque here) whose owner counts references. */
+ * Entries carry a context (for example a call stack; opaque here).  Its owner counts the references. */
 #pragma once
 
 #include "../device/device.h"
@@ -23,9 +23,9 @@ extern "C" {
     X(SNAPSHOT, "snapshot")                                                                        \
     X(OOM, "oom")                                                                                  \
     X(ANNOTATE, "annotate")                                                                        \
-    /* torch's traces have none of these: snapshots leave them out */                              \
+    /* torch's traces do not have these, so snapshots leave them out */                            \
     X(RECORD_STREAM, "record_stream")                                                              \
-    X(POOL_RELEASE, "pool_release") /* its last user has gone */
+    X(POOL_RELEASE, "pool_release") /* its last user left */
 
 enum pya_action {
 #define X(name, text) PYA_ACTION_##name,
@@ -34,12 +34,12 @@ enum pya_action {
         PYA_N_ACTIONS
 };
 
-/* How much is remembered of who asked: torch's context levels. */
+/* How much is recorded about who made a request: torch's context levels. */
 enum pya_record_level {
     PYA_RECORD_NEVER, /* no contexts */
-    PYA_RECORD_STATE, /* of live blocks */
-    PYA_RECORD_ALLOC, /* and of alloc entries in the trace */
-    PYA_RECORD_ALL,   /* and of every other entry */
+    PYA_RECORD_STATE, /* contexts of live blocks */
+    PYA_RECORD_ALLOC, /* also of alloc entries in the trace */
+    PYA_RECORD_ALL,   /* also of all other entries */
 };
 
 static inline bool
@@ -48,14 +48,14 @@ pya_action_is_torchs(int action) {
 }
 
 struct pya_entry {
-    pya_dptr addr; /* OOM: bytes free on the device */
+    pya_dptr addr; /* OOM: free bytes of the device */
     size_t bytes;
-    struct pya_place place; /* RECORD_STREAM: its stream is the one that uses the block too */
+    struct pya_place place; /* RECORD_STREAM: has the stream that uses the block too */
     uint64_t time_ns;       /* the device's clock */
     void *context;          /* owned by the entry; NULL: none */
-    uint32_t thread;        /* that made it, as the system numbers it */
+    uint32_t thread;        /* thread that made it, by the system's number */
     uint8_t action;         /* enum pya_action */
-    bool has_stack;         /* the level was one at which the context's call stack is shown */
+    bool has_stack;         /* the record level was one that shows the context's call stack */
 };
 
 /* Entries moved out of a ring, with their references: entry i is items[(first + i) % n]. */
@@ -63,10 +63,10 @@ struct pya_history_part {
     struct pya_entry *items;
     size_t n;
     size_t first;
-    uint64_t n_lost; /* older ones that were overwritten, and those there was no host memory for */
+    uint64_t n_lost; /* older entries that were overwritten or had no host memory */
 };
 
-/* The hooks of pyalloc.h that may be called under a card's lock. */
+/* Those hooks of pyalloc.h that may be called under a card's lock. */
 struct pya_context_owner {
     void *arg;
     void (*retain)(void *arg, void *context);
@@ -74,15 +74,15 @@ struct pya_context_owner {
     void *(*of_free)(void *arg, void *here, void *allocation);
 };
 
-/* Ring: entry i of the oldest first is items[(first + i) % n_room] once n_items == max_entries. */
+/* A ring.  Once n_items == max_entries, the ith oldest entry is items[(first + i) % n_room]. */
 struct pya_history {
     struct pya_entry *items;
     size_t n_items;
     size_t n_room;
     size_t first;
     size_t max_entries; /* at least 1 */
-    void *current; /* borrowed; context of the request in progress, for entries without their own */
-    /* Entries overwritten, or without host memory, since the last were moved out. */
+    void *current;      /* borrowed: the current request's context, for entries without their own */
+    /* Entries overwritten, or not stored for lack of host memory, since entries were last moved out. */
     uint64_t n_lost;
     uint32_t skip_mask; /* actions that are not recorded */
     int level;          /* enum pya_record_level */
@@ -91,21 +91,22 @@ struct pya_history {
 };
 
 const char *pya_action_name(enum pya_action action);
-/* Adds a reference of its own to context. */
+/* Takes its own reference to context. */
 void pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
     struct pya_place place, void *context);
-/* What a free is traced with, which is asked for `here`: see context_of_free in pyalloc.h.  Both may be NULL. */
+/* The context to trace a free with.  Consumes the reference to `here` and returns one: see context_of_free in
+ * pyalloc.h.  Both arguments may be NULL. */
 void *pya_context_of_free(const struct pya_context_owner *owner, void *here, void *allocation);
-/* Moves all entries out; the ring goes on empty. */
+/* Moves all entries out.  The ring continues empty. */
 void pya_history_move(struct pya_history *history, struct pya_history_part *out);
-/* The newest max_entries stay; none, where host memory is short. */
+/* Keeps the newest max_entries, or none if host memory is short. */
 void pya_history_resize(struct pya_history *history, size_t max_entries);
-/* Drops all entries and their references; nothing that was lost by then is missed. */
+/* Drops all entries and their references, and resets the count of lost entries. */
 void pya_history_clear(struct pya_history *history);
 void pya_history_fini(struct pya_history *history);
 
-/* Entries that follow, those of memory given back too, are traced with this; NULL: with nothing any more. */
+/* Sets the context for the entries that follow, including those for memory given back; NULL: none. */
 static inline void
 pya_history_set_current(struct pya_history *history, void *context) {
     if (history != NULL) {
@@ -113,7 +114,7 @@ pya_history_set_current(struct pya_history *history, void *context) {
     }
 }
 
-/* The call that is on every path: nothing when nobody records. */
+/* For every request's path: does nothing if history is not recorded. */
 static inline void
 pya_history_note(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,

@@ -1,4 +1,5 @@
-/* Pages of other processes, mapped side by side here.  No arena's: neither counted as reserved nor handed out.  Floor 5. */
+/* Pages of other processes, mapped side by side here.  They belong to no arena, do not count as reserved and are
+ * never allocated.  Floor 5. */
 #pragma once
 
 #include "card.h"
@@ -14,21 +15,22 @@ struct pya_import {
     pya_dptr base;
     size_t n_pages;
     size_t n_mapped;
-    pya_page_handle held; /* releasing it failed; 0: none */
-    bool is_over;         /* its user is done with it; work that reads it may not be */
-    uint64_t waited;      /* round of waits that began after that */
+    pya_page_handle held; /* a handle that could not be released; 0: none */
+    bool is_over;         /* its user closed it; queued work may still read it */
+    uint64_t waited;      /* first round of waits that began after that */
 };
 
-/* Maps n_pages, not yet accessible; *out is in no list.  The lock is not held: the source may take its time.  On failure
- * *out is NULL, or what could not be undone. */
+/* Maps n_pages, not yet accessible.  *out is in no list.  Call it without the lock, because the source may be slow.
+ * On failure *out is NULL or holds what could not be undone. */
 PYA_MUST_CHECK pya_status pya_import_map(
     struct pya_card *card, size_t n_pages, const struct pya_import_source *source,
     struct pya_import **out);
-/* Unmaps it and frees the record; work that used it has finished.  On failure it is what it was, or less of it mapped. */
+/* Unmaps an import and frees its record.  Work that used it has finished.  On failure the import remains, perhaps
+ * with fewer pages mapped. */
 PYA_MUST_CHECK pya_status pya_import_unmap(struct pya_card *card, struct pya_import *import);
-/* Opens the imports of the card's list to one more peer. */
+/* Gives one more peer access to all imports in the card's list. */
 PYA_MUST_CHECK pya_status pya_imports_open_peer(struct pya_card *card, int peer);
-/* For the end of the heap. */
+/* Only for the end of the heap. */
 void pya_imports_destroy(struct pya_card *card);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* The ladder: where a request is looked for, in which order, and what is done when nothing is left.  Floor 11. */
+/* The ladder: where a request is looked for, in which order, and what happens when nothing is left.  Floor 11. */
 #pragma once
 
 #include "gc.h"
@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 struct pya_block *pya_ladder_fit_run(struct pya_arena *arena, size_t bytes, bool is_small);
-/* What was freed last or the fit index alone, as step one of every policy.  NULL: go down the ladder. */
+/* Step one of every policy: tries only the block freed last and the fit index.  NULL: go down the ladder. */
 static inline struct pya_block *
 pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_block *parked = arena->parked;
@@ -18,8 +18,8 @@ pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
     }
     return pya_ladder_fit_run(arena, bytes, is_small);
 }
-/* Everything below it.  bytes: rounded.  PYA_E_NOMEM after every step that may be taken was taken;
- * the block's user fields are unset, and it may be another arena's.  The card's lock may be given up meanwhile. */
+/* All steps below pya_ladder_fit().  bytes: rounded.  PYA_E_NOMEM: every permitted step was tried.  The block's user
+ * fields are unset, and it may belong to another arena.  The card's lock may be released meanwhile. */
 PYA_MUST_CHECK pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
 

@@ -1,5 +1,5 @@
-/* The steps of the ladder, which ladder.c puts in order: the body of ladder_*.c, each of which uses only what stands above
- * its own here.  Where one says PYA_OK and *out is NULL, it found nothing and the next is to be tried.
+/* The steps of the ladder, which ladder.c puts in order: the interface of ladder_*.c.  Each file uses only the
+ * functions above its own section.  PYA_OK with *out NULL: the step found nothing; try the next one.
  * Floor 11, private. */
 #pragma once
 
@@ -13,34 +13,36 @@ extern "C" {
 
 /* --- ladder_home.c --- */
 
-/* Reserves one record for the cut that follows; every refit goes through here. */
+/* Tries the home runs again, with one record reserved for the cut.  Every refit goes through here. */
 PYA_MUST_CHECK pya_status
 pya_ladder_refit(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
-/* The hole that needs the fewest new pages to make a run of `bytes` with the free runs beside it. */
+/* Finds the hole that needs the fewest new pages to form, with the free runs next to it, a run of `bytes`. */
 PYA_MUST_CHECK pya_status pya_ladder_best_hole(
     struct pya_arena *arena, size_t bytes, struct pya_block **out, size_t *n_pages);
-/* The n pages that `bytes` need of their best hole, and more where there is room. */
+/* Adds to the best hole the n pages that `bytes` need, and more if there is room. */
 PYA_MUST_CHECK pya_status pya_ladder_grow(
     struct pya_arena *arena, size_t bytes, struct pya_block *hole, size_t n, bool is_small);
 
-/* --- ladder_stitch.c: a run for `bytes`, in *out wherever these say PYA_OK --- */
+/* --- ladder_stitch.c: these find a run for `bytes`, and set *out whenever they return PYA_OK --- */
 
-/* Pages to be made before so much can be stitched. */
+/* New pages needed before `bytes` can be stitched. */
 size_t pya_ladder_stitch_lacks(const struct pya_arena *arena, size_t bytes);
-/* Pages to be made before `shorter` is long enough: all that it lacks but what is free in whole grains beside it. */
+/* New pages needed to make `shorter` long enough: what it lacks, minus the pages that are free in whole grains
+ * elsewhere. */
 size_t pya_ladder_lengthen_lacks(
     const struct pya_arena *arena, size_t bytes, const struct pya_stitch *shorter);
-/* shares: other live blocks may sit in the first and the last page. */
+/* shares: other live blocks may lie in the first and the last page. */
 PYA_MUST_CHECK pya_status pya_ladder_stitch(
     struct pya_arena *arena, size_t bytes, bool is_small, bool shares, struct pya_block **out);
-/* Behind `shorter`, which lacks n_lacking; where it is NULL, or so many are not to be had, by themselves. */
+/* Stitches `bytes` by extending `shorter`, which lacks n_lacking pages.  If `shorter` is NULL or so many pages are
+ * not available, stitches a new range. */
 PYA_MUST_CHECK pya_status pya_ladder_join(
     struct pya_arena *arena, size_t bytes, bool is_small, const struct pya_mosaic *mosaic,
     struct pya_stitch *shorter, size_t n_lacking, struct pya_block **out);
-/* What gets by with the fewest new pages. */
+/* Serves `bytes` in the way that needs the fewest new pages. */
 PYA_MUST_CHECK pya_status
 pya_ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
-/* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */
+/* Moves free pages from holes to a place where they form one run of `bytes`, and adds the missing pages. */
 PYA_MUST_CHECK pya_status
 pya_ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
 
@@ -48,33 +50,34 @@ pya_ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya
 
 /* Which arenas may give pages to another? */
 enum pya_transfer {
-    PYA_TRANSFER_LEFT, /* pools that lost their last user and were settled, and what the next ones did not touch of it */
-    PYA_TRANSFER_IDLE, /* other streams of the default pool and pools without users, finished work only */
-    PYA_TRANSFER_OPEN, /* the same; everything was waited for */
-    PYA_TRANSFER_LAST, /* and pools that lend before out of memory */
+    PYA_TRANSFER_LEFT, /* settled pools without users; untouched pages of reused pools */
+    PYA_TRANSFER_IDLE, /* other streams of the default pool, pools without users: idle memory only */
+    PYA_TRANSFER_OPEN, /* the same, after a wait for the device */
+    PYA_TRANSFER_LAST, /* also pools that lend before out of memory */
 };
 
-/* How far have the other streams come that may give? */
+/* Polls how far those other streams have come that may give pages. */
 void pya_ladder_poll(const struct pya_arena *arena);
-/* Pages change streams with their addresses: no device call. */
+/* Takes pages of other streams together with their addresses: no device call. */
 PYA_MUST_CHECK pya_status
 pya_ladder_annex(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
-/* At most n_want pages of others, at the end of the arena. */
+/* Takes at most n_want pages of other arenas to the end of this arena. */
 PYA_MUST_CHECK pya_status
 pya_ladder_transfer(struct pya_arena *arena, size_t n_want, enum pya_transfer kind);
-/* Pages of other arenas, and what they make possible. */
+/* Takes pages of other arenas and serves the request with them if that is possible. */
 PYA_MUST_CHECK pya_status pya_ladder_borrow(
     struct pya_arena *arena, size_t bytes, bool is_small, enum pya_transfer kind,
     struct pya_block **out);
 
 /* --- ladder_squeeze.c --- */
 
-/* All that is free is idle then.  The work may wait for another process, and that for what pya_share_export() gives, so the
- * lock is given up. */
+/* Waits for the device, so that all free memory is idle.  Releases the lock meanwhile: the work may wait for another
+ * process, which may need pya_share_export() to proceed. */
 PYA_MUST_CHECK pya_status pya_ladder_wait(struct pya_arena *arena);
-/* Free memory of all goes back to the device, so many bytes of it.  A pool's own allocator takes it without the lock. */
+/* Gives n_bytes of free memory, of any arena, back to the device.  A pool's own allocator is called without the
+ * lock. */
 PYA_MUST_CHECK pya_status pya_ladder_give_back(struct pya_arena *arena, size_t n_bytes);
-/* The capacity is reached.  Where no whole pages are to be had, parts of them may be enough. */
+/* Serves a request at the capacity: if no whole pages are available, parts of pages may be enough. */
 PYA_MUST_CHECK pya_status
 pya_ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
 

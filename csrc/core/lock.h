@@ -1,9 +1,9 @@
-/* A mutex of one word: one atomic exchange to take, one to leave, a futex when contended.  Floor 0.
+/* A mutex in one word: one atomic exchange to acquire, one to release, and a futex when contended.  Floor 0.
  *
- * Uncontended it is about half the cost of pthread_mutex_t, and that is most of the fast path.
- * Ranks, lowest taken first: a heap's lock (cards are opened, recording begins or ends); then a card's, one at a time
- * (another card's is only tried); then its gate, for a moment, or while the device is waited for without the card's lock.  None
- * of the first two is held while Python runs. */
+ * Uncontended it costs about half as much as pthread_mutex_t, and locking is most of the fast path.
+ * Lock order: first a heap's lock (opening cards, starting or stopping history); then one card's lock (another card's
+ * is only tried, never waited for); then that card's gate, for a moment, or during a device wait without the card's
+ * lock.  Neither a heap's nor a card's lock is held while Python runs. */
 #pragma once
 
 #include "base.h"
@@ -36,8 +36,8 @@ pya_lock_try(struct pya_lock *lock) {
                &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 
-/* For a caller that must not wait: it holds a lock of the same rank.  Tries for some microseconds, then once after each nap of a
- * tenth of a millisecond. */
+/* For a caller that holds a lock of the same rank and so must not block.  Tries for some microseconds, then once
+ * after each nap of a tenth of a millisecond. */
 bool pya_lock_try_for(struct pya_lock *lock, int n_naps);
 
 static inline void
@@ -47,7 +47,7 @@ pya_lock_release(struct pya_lock *lock) {
     }
 }
 
-/* For a process with one thread, which a forked child is: otherwise it is old news. */
+/* Only for a process with a single thread, such as a forked child: elsewhere the answer may be outdated at once. */
 static inline bool
 pya_lock_is_held(const struct pya_lock *lock) {
     return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) != 0;

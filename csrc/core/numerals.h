@@ -1,4 +1,4 @@
-/* Numbers are read and written with a point, whatever the program's locale takes for one.  Floor 1. */
+/* Reads and writes numbers with a decimal point, whatever the program's locale uses.  Floor 1. */
 #pragma once
 
 #include <locale.h>
@@ -7,7 +7,7 @@ struct pya_numerals {
     locale_t plain, before;
 };
 
-/* For this thread, until pya_numerals_end(). */
+/* Applies to this thread until pya_numerals_end(). */
 static inline struct pya_numerals
 pya_numerals_begin(void) {
     struct pya_numerals numerals = {newlocale(LC_ALL_MASK, "C", (locale_t)0), (locale_t)0};

@@ -1,6 +1,6 @@
-/* The allocator's options: names, kinds, defaults and help, once.  Floor 1.
+/* The allocator's options: one table of names, kinds, defaults and help.  Floor 1.
  *
- * The same table parses PYALLOC_CONF ("key:value,key:value"), fills `pyalloc doctor` and the documentation. */
+ * It serves to parse PYALLOC_CONF ("key:value,key:value"), for `pyalloc doctor` and for the documentation. */
 #pragma once
 
 #include "layout.h"
@@ -53,19 +53,19 @@ struct pya_options {
 #define X(kind, name, initial, help) PYA_FIELD_##kind(name)
     PYA_OPTION_TABLE(X)
 #undef X
-    /* Not of the table, and in no text: the caller keeps it for as long as the heap lives.  NULL: none. */
+    /* Not in the table and not part of any text.  The caller keeps it alive as long as the heap.  NULL: none. */
     const struct pya_layout *layouts;
 };
 
 void pya_options_init(struct pya_options *options);
-/* "key:value,key:value".  On PYA_E_INVAL options is unchanged and message says what is wrong, with the
- * nearest known name where there is one.  torch's own keys that mean the same here are understood
- * (max_split_size_mb, expandable_segments); those with no meaning here are listed in torch's documentation
- * and accepted without effect (pinned_*, backend:native, release_lock_on_cudamalloc, ...). */
+/* Parses "key:value,key:value".  On PYA_E_INVAL options is unchanged and message says what is wrong, with the nearest
+ * known name if there is one.  torch's keys that have the same meaning here are understood (max_split_size_mb,
+ * expandable_segments).  torch's documented keys without a meaning here are accepted and ignored (pinned_*,
+ * backend:native, release_lock_on_cudamalloc, ...). */
 PYA_MUST_CHECK pya_status pya_options_parse(
     struct pya_options *options, const char *text, char *message, size_t message_bytes);
 
-/* For doctor and documentation: index from 0; NULL past the end.  value is the current setting as text. */
+/* For doctor and documentation.  index counts from 0; NULL past the end.  buffer receives the current value as text. */
 const char *pya_option_name(size_t index);
 const char *pya_option_help(size_t index);
 int pya_option_format(const struct pya_options *options, size_t index, char *buffer, size_t bytes);

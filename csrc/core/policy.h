@@ -1,6 +1,6 @@
-/* The policy: when no free run fits, is new memory better or a second mapping of what there is?  Floor 10.
+/* The policy: if no free run fits, is new memory better, or a second mapping of existing pages?  Floor 10.
  *
- * It decides and keeps the accounts; the ladder does. */
+ * The policy decides and keeps the accounts; the ladder acts. */
 #pragma once
 
 #include "mosaic.h"
@@ -15,29 +15,29 @@ enum pya_plan {
     PYA_PLAN_MOVE,   /* give free pages a new home at the end of the arena */
 };
 
-/* Could anything but growing be better for `bytes` that it would serve with n_pages new pages?  *mosaic: where it could, what
- * they would be stitched of; to know takes a look at all that is free. */
+/* Could anything be better than growing by n_pages for a request of `bytes`?  If so, *mosaic tells how the request
+ * would be stitched; finding this out examines all free memory. */
 bool pya_policy_may_save(
     const struct pya_arena *arena, size_t bytes, size_t n_pages, struct pya_mosaic *mosaic);
-/* What is asked for, and what it would take. */
+/* A request and what each way to serve it would take. */
 struct pya_plea {
     size_t bytes;
     size_t n;         /* new pages, if memory grows */
-    size_t n_missing; /* and if free pages are stitched, or added to a range: fewer */
-    size_t n_there;   /* pages of that range; 0: there is none */
-    size_t n_handles; /* to be mapped for it, at most */
+    size_t n_missing; /* new pages, if pages are stitched or a range extended; fewer */
+    size_t n_there;   /* pages of the range to extend; 0: there is none */
+    size_t n_handles; /* handles to map for stitching, at most */
 };
 
-/* For a request of which pya_policy_may_save() says so.  May reset the arena's account. */
+/* Decides on a request for which pya_policy_may_save() is true.  May reset the arena's account. */
 enum pya_plan pya_policy_plan(struct pya_arena *arena, const struct pya_plea *plea);
-/* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
+/* Was each of the last large requests slightly larger than the one before, as when one tensor grows? */
 bool pya_policy_is_growing(const struct pya_arena *arena);
-/* How many pages a growth that needs n_pages for a request should make at least; may be 0 for a pool that has little. */
+/* How many pages a growth that needs n_pages should create at least.  May be 0 for a pool that has little. */
 size_t pya_policy_step(const struct pya_arena *arena, size_t bytes, size_t n_pages);
-/* So many handles were mapped for a stitch or a move. */
+/* Charges the mapping of n_handles for a stitch or a move. */
 void pya_policy_pay(struct pya_arena *arena, size_t n_handles);
-/* May up to n_pages come from other streams once more?  Streams that take them from each other in turn pay
- * every time; at some point pages of their own are cheaper. */
+/* May up to n_pages be taken from other streams once more?  If streams take pages from each other in turn, they pay
+ * every time; at some point new pages are cheaper. */
 bool pya_policy_may_transfer(struct pya_arena *arena, size_t n_pages);
 void pya_policy_pay_transfer(struct pya_arena *arena, size_t n_handles);
 

@@ -1,4 +1,4 @@
-/* The allocator's public interface: private pools, and memory of a special kind.  Floor 3; floor 12 implements it. */
+/* The allocator's public interface: private pools and memory of a special kind.  Floor 3; floor 12 implements it. */
 #pragma once
 
 #include "base.h"
@@ -11,8 +11,8 @@ extern "C" {
 
 struct pya_heap;
 
-/* Private pools (CUDA graphs, torch.cuda.MemPool).  begin counts a user of the pool and routes matching
- * allocations to it until end; release drops one user; at none, idle memory of the pool may go back. */
+/* Private pools (CUDA graphs, torch.cuda.MemPool).  begin adds a user to the pool and routes matching allocations to
+ * it until end.  release removes one user; when none is left, the pool's idle memory may be given back. */
 PYA_MUST_CHECK pya_status pya_pool_begin(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter);
 PYA_MUST_CHECK pya_status pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id);
@@ -28,37 +28,39 @@ struct pya_pool_info {
     struct pya_stat reserved_bytes[PYA_N_STAT_POOLS];
 };
 
-/* Fills at most n_room entries; returns how many pools the device has. */
+/* Fills at most n_room entries.  Returns the number of the device's pools. */
 size_t pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, size_t n_room);
-/* Gives back the idle memory of one pool now, unless it has a user still; waits for the device. */
+/* Gives back the idle memory of one pool now, unless the pool has users.  Waits for the device. */
 PYA_MUST_CHECK pya_status pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id);
-/* Counts a user without routing anything (torch.cuda.MemPool); on_oom: others may take from it before OOM. */
+/* Adds a user without routing anything (torch.cuda.MemPool).  on_oom: others may take the pool's memory before out of
+ * memory. */
 PYA_MUST_CHECK pya_status
 pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom);
 
-/* Before the pool's first allocation: its memory comes from `source`, which the heap drops with the pool; also on
- * failure.  PYA_E_INVAL: there is no such pool, or it has memory or a source already. */
+/* Sets where the pool's memory comes from; call it before the first allocation.  The heap drops `source` together
+ * with the pool, and also on failure.  PYA_E_INVAL: there is no such pool, or it already has memory or a source. */
 PYA_MUST_CHECK pya_status pya_pool_set_source(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_segment_source source);
-/* Before the pool's first allocation: every block is a segment of its own. */
+/* Makes every block a segment of its own; call it before the pool's first allocation. */
 PYA_MUST_CHECK pya_status
 pya_pool_set_no_split(struct pya_heap *heap, int device, struct pya_pool_id id);
 
-/* A block as it was once: what pya_snapshot_take() said of it. */
+/* A former block, as described by pya_snapshot_take(). */
 struct pya_claim {
     pya_dptr addr;
     size_t bytes;
     size_t requested;
-    pya_stream stream; /* of its segment */
+    pya_stream stream; /* the segment's */
 };
 
-/* Hands out this very block of a pool in use again; all of its bytes are free now (torch's CUDA-graph trees return to an
- * earlier state of a pool this way).  PYA_E_INVAL: they are not, or never were the pool's. */
+/* Allocates exactly this block again in a pool in use; all of its bytes must be free.  torch's CUDA-graph trees
+ * return to an earlier state of a pool this way.  PYA_E_INVAL: some bytes are not free, or never belonged to the
+ * pool. */
 PYA_MUST_CHECK pya_status pya_pool_claim(
     struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim);
 
-/* Lets device `peer` reach the memory of `device`, what is mapped now and what will be.  PYA_E_NOTSUP: it cannot.  After
- * a failure it reaches no memory mapped later, and `device` goes on as before. */
+/* Gives device `peer` access to the memory of `device`, now and in future.  PYA_E_NOTSUP: not possible.  After a
+ * failure `peer` cannot reach memory mapped later, and `device` works as before. */
 PYA_MUST_CHECK pya_status pya_enable_peer(struct pya_heap *heap, int device, int peer);
 
 #ifdef __cplusplus

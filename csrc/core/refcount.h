@@ -1,4 +1,4 @@
-/* Reference counts, and the list of what nobody owns any more, which any thread may lengthen.  Floor 0.
+/* Reference counts, and a list of objects without owners to which any thread may add.  Floor 0.
  *
  * tests/c/test_interleave.c runs these functions in every order of their steps. */
 #pragma once
@@ -9,25 +9,26 @@
 extern "C" {
 #endif
 
-/* First member of what is counted.  Both atomic. */
+/* The first member of a counted object.  Both fields are atomic. */
 struct pya_refcount {
     size_t n_owners;
     struct pya_refcount *next_dead;
 };
 
-/* For an owner only: it makes another. */
+/* Adds an owner.  Only an owner may call this. */
 static inline void
 pya_refcount_retain(struct pya_refcount *count) {
     (void)__atomic_fetch_add(&count->n_owners, 1, __ATOMIC_RELAXED);
 }
 
-/* True for the last owner, who then has it alone and sees all that the others did. */
+/* Removes an owner.  True for the last one, which then has the object alone and sees everything the others wrote. */
 static inline bool
 pya_refcount_drop(struct pya_refcount *count) {
     return __atomic_fetch_sub(&count->n_owners, 1, __ATOMIC_ACQ_REL) == 1;
 }
 
-/* Lists only grow or are taken whole, so an address that comes back between the two steps does no harm. */
+/* Objects are only pushed, or the list is taken as a whole, so an address that reappears between the two steps does
+ * no harm. */
 static inline void
 pya_refcount_push_dead(struct pya_refcount **list, struct pya_refcount *count) {
     struct pya_refcount *head = __atomic_load_n(list, __ATOMIC_RELAXED);
@@ -37,7 +38,7 @@ pya_refcount_push_dead(struct pya_refcount **list, struct pya_refcount *count) {
         !__atomic_compare_exchange_n(list, &head, count, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
-/* All that were pushed; the list is empty then. */
+/* Takes all objects that were pushed and leaves the list empty. */
 static inline struct pya_refcount *
 pya_refcount_take_dead(struct pya_refcount **list) {
     return __atomic_exchange_n(list, NULL, __ATOMIC_ACQUIRE);

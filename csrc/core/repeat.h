@@ -1,8 +1,8 @@
-/* A program that repeats its requests gets the places of the last time again.  Floor 8.
+/* Gives a program that repeats its requests the same places as last time.  Floor 8.
  *
- * Best fit alone puts the blocks of a training step a little differently each time, because what lives beyond its end
- * (gradients) lies elsewhere; other pages are free then, and others are stitched, for dozens of steps.  A step that finds
- * its blocks where the one before had them is like it, and needs no device call. */
+ * Best fit alone places the blocks of a training step slightly differently each time, because blocks that outlive the
+ * step (gradients) lie elsewhere.  Then other pages are free and others are stitched, for dozens of steps.  A step
+ * that gets the places of the step before needs no device call. */
 #pragma once
 
 #include "arena.h"
@@ -11,21 +11,23 @@
 extern "C" {
 #endif
 
-/* For a request in an arena of pages of the default pool: a block at the place, home or stitched, of the corresponding
- * request one period ago.  Where another block lies there now, one in free memory that no other request of the period will
- * want before this one is given back.  NULL while the program is not known to repeat itself, and where no such memory is
- * free; for a request below PYA_REPEAT_FROM also before a whole period has settled.  The block is USED or STITCHED. */
+/* For a request in an arena of pages of the default pool: takes a block at the place, home or stitched, where the
+ * corresponding request lay one period ago.  If another block lies there now, takes one in free memory that no other
+ * request of the period will want before this one is freed.  NULL if the program is not known to repeat itself or no
+ * such memory is free; for a request below PYA_REPEAT_FROM also until a whole period has settled.  The block is USED
+ * or STITCHED. */
 struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
-/* Was the latest large request one of a program that is known to repeat itself? */
+/* Does the latest large request belong to a program that is known to repeat itself? */
 bool pya_repeat_is_known(const struct pya_arena *arena);
-/* That request was served by `block`, wherever it lies. */
+/* Notes that this request was served by `block`, wherever it lies. */
 void pya_repeat_note(struct pya_arena *arena, struct pya_block *block);
-/* Its user gives a block back that has an n_request. */
+/* Notes that the user freed a block that has an n_request. */
 void pya_repeat_note_free(const struct pya_block *block);
-/* The user had free pages given back: what lay there will lie elsewhere, and nothing settles before all came once more. */
+/* Notes that the user had free pages given back.  Blocks will now lie elsewhere, so nothing settles until every
+ * request has come once more. */
 void pya_repeat_note_trim(struct pya_arena *arena);
 
-/* Is pya_repeat_take() or pya_repeat_note() to be called for this request? */
+/* Must pya_repeat_take() or pya_repeat_note() be called for this request? */
 static inline bool
 pya_repeat_is_on(struct pya_arena *arena, size_t bytes) {
     if (bytes < PYA_REPEAT_FROM) {

@@ -1,4 +1,4 @@
-/* Where plain segments come from: the device, or what the pool has instead.  Floor 5. */
+/* The source of plain segments: the device, or the pool's own source.  Floor 5. */
 #pragma once
 
 #include "card.h"
@@ -9,7 +9,7 @@ extern "C" {
 
 PYA_MUST_CHECK pya_status
 pya_segment_alloc(struct pya_card *card, const struct pya_pool *pool, size_t bytes, pya_dptr *out);
-/* By the pool it was made for. */
+/* pool: the pool that the segment was allocated for. */
 PYA_MUST_CHECK pya_status
 pya_segment_free(struct pya_card *card, const struct pya_pool *pool, pya_dptr addr);
 

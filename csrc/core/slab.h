@@ -1,7 +1,7 @@
-/* Host memory for records of one size, in chunks, never given back before the end.  Floor 1.
+/* Host memory for records of one size, in chunks that are freed only at the end.  Floor 1.
  *
- * reserve() first, then take() cannot fail: so an operation that must not stop half-way gets all its
- * records before it changes anything. */
+ * take() cannot fail after reserve().  So an operation that must not stop half-way reserves all its records before it
+ * changes anything. */
 #pragma once
 
 #include "base.h"

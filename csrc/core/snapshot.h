@@ -1,7 +1,7 @@
-/* A picture of the heap: segments, blocks and trace as torch describes them, in flat arrays.  Floor 4.
+/* A snapshot of the heap: segments, blocks and trace as torch describes them, in flat arrays.  Floor 4.
  *
- * A segment is a mapped stretch of an arena or a stitched range in use; together they hold every page exactly
- * once (a lent page lies in the stitched segment, not at home), so total_bytes add up to reserved_bytes. */
+ * A segment is a mapped part of an arena, or a stitched range in use.  Together they contain every page exactly once
+ * (a lent page lies in the stitched segment, not at home), so the sum of total_bytes equals reserved_bytes. */
 #pragma once
 
 #include "pyalloc.h"
@@ -26,16 +26,16 @@ struct pya_snap_block {
     size_t bytes;
     size_t requested;
     int state;     /* enum pya_snap_state */
-    void *context; /* a reference of the snapshot's own; NULL: none */
+    void *context; /* the snapshot's own reference; NULL: none */
 };
 
 struct pya_snap_segment {
     int device;
     pya_dptr addr;
     size_t total_bytes;
-    size_t allocated_bytes; /* active_allocated blocks */
-    size_t active_bytes;    /* and active_pending_free ones */
-    size_t requested_bytes; /* of both */
+    size_t allocated_bytes; /* of active_allocated blocks */
+    size_t active_bytes;    /* also of active_pending_free blocks */
+    size_t requested_bytes; /* of both kinds */
     pya_stream stream;
     struct pya_pool_id pool; /* {0, 0}: the default pool */
     bool is_small;
@@ -51,7 +51,7 @@ struct pya_snapshot {
     size_t n_blocks;
     struct pya_entry *entries; /* oldest first, device after device */
     size_t n_entries;
-    size_t entries_end[PYA_MAX_DEVICES]; /* device d's entries end here, begin where d - 1's end */
+    size_t entries_end[PYA_MAX_DEVICES]; /* device d's end here and begin where d - 1's end */
     uint64_t now_ns[PYA_MAX_DEVICES];    /* the device's clock at the snapshot */
     struct pya_context_owner owner;
 };

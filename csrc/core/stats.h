@@ -1,4 +1,4 @@
-/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take the keys.  Floor 2.
+/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take their keys.  Floor 2.
  * Long because of the tables of names. */
 #pragma once
 
@@ -25,7 +25,7 @@ extern "C" {
     X(oversize_allocations)                                                                        \
     X(oversize_segments)
 
-/* Plain numbers.  The second group is ours: where requests were served, and the steps before out of memory. */
+/* Plain numbers.  The second group is our own: where requests were served, and the steps before out of memory. */
 #define PYA_SCALAR_STATS(X)                                                                        \
     X(num_alloc_retries)                                                                           \
     X(num_ooms)                                                                                    \
@@ -86,12 +86,12 @@ enum pya_scalar_stat {
 
 enum pya_stat_pool { PYA_STAT_ALL, PYA_STAT_LARGE, PYA_STAT_SMALL, PYA_N_STAT_POOLS };
 
-/* Of each pooled one in each pool, and of each single one, there are four numbers. */
+/* Each pooled statistic has four numbers for each pool, and each single one has four numbers. */
 #define PYA_N_POOLED_NUMBERS ((int)PYA_N_POOLED * (int)PYA_N_STAT_POOLS * 4)
 #define PYA_N_STATS (PYA_N_POOLED_NUMBERS + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
 
-/* pooled[] holds only the statistics that live does not.  The pools add up to "all".
- * Checked by pya_stats_check(). */
+/* pooled[] holds only those statistics that `live` does not.  The two pools add up to "all".  Checked by
+ * pya_stats_check(). */
 struct pya_stats {
     bool has_one_split_pool; /* virtual memory: "all" of inactive_split* is its large pool */
     struct pya_live live;
@@ -114,10 +114,10 @@ pya_stats_sub(
     pya_stat_sub(&stats->pooled[pool][which], (int64_t)amount);
 }
 
-/* The slow half of pya_stats_take(): blocks are parked. */
+/* The slow half of pya_stats_take(), for when blocks are parked. */
 void pya_stats_note_active(struct pya_stats *stats, bool is_small);
 
-/* A block was handed out. */
+/* Counts a block that was handed out. */
 static inline void
 pya_stats_take(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested) {
     struct pya_live *live = &stats->live;
@@ -136,7 +136,7 @@ pya_stats_take(struct pya_stats *stats, bool is_small, size_t bytes, size_t requ
     }
 }
 
-/* Its user gave it back. */
+/* Counts a block that its user freed. */
 static inline void
 pya_stats_drop(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested) {
     struct pya_live *live = &stats->live;
@@ -145,11 +145,11 @@ pya_stats_drop(struct pya_stats *stats, bool is_small, size_t bytes, size_t requ
     live->out[PYA_LIVE_REQUESTED][is_small] += (int64_t)requested;
 }
 
-/* Dropped, but other streams may use it still: sign 1; they are done: sign -1. */
+/* sign 1: a freed block is parked, because other streams may still use it.  sign -1: they are done with it. */
 void
 pya_stats_park(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested, int sign);
 
-/* Bytes handed out, and blocks handed out or parked, of both pools. */
+/* Bytes handed out, and blocks handed out or parked, in both pools. */
 int64_t pya_stats_allocated_bytes(const struct pya_stats *stats);
 int64_t pya_stats_active(const struct pya_stats *stats);
 

@@ -1,7 +1,7 @@
-/* What was needed lately: the largest live totals of the last windows, and what giving memory back has cost.  Floor 2.
+/* Recent use: the largest live totals of the last windows, and the cost of giving memory back.  Floor 2.
  *
- * Memory above the largest live total of a window was not needed in it.  The request path only keeps one running
- * maximum; windows are moved on where something slow happens anyway. */
+ * Memory above the largest live total of a window was not needed in it.  The request path keeps only one running
+ * maximum; windows are advanced where something slow happens anyway. */
 #pragma once
 
 #include "base.h"
@@ -12,24 +12,24 @@ extern "C" {
 
 /* The current window and the one before it. */
 struct pya_window {
-    size_t peak[2]; /* largest live bytes in them */
-    uint64_t began; /* the current one: in requests, or in nanoseconds */
+    size_t peak[2]; /* largest live bytes in each */
+    uint64_t began; /* start of the current one, in requests or nanoseconds */
 };
 
 struct pya_usage {
-    size_t recent_peak; /* largest live bytes since usage was last looked at */
+    size_t recent_peak; /* largest live bytes since usage was last examined */
     struct pya_window by_requests;
     struct pya_window by_time;
     uint64_t last_call_ns;  /* latest request seen by the clock; 0: none yet */
-    uint64_t wait;          /* requests a window lasts, and that pass between two collections */
-    uint64_t collected_at;  /* requests made when memory was last collected; 0: never */
-    size_t collected_pages; /* given back then */
-    size_t owed_pages;      /* and not made again since */
-    uint64_t recovery_at;   /* requests made when a shortage was last looked at again */
-    size_t level_bytes;     /* reserved bytes should stay below; SIZE_MAX: wherever they like */
+    uint64_t wait;          /* length of a window, and distance of two collections, in requests */
+    uint64_t collected_at;  /* requests at the last collection; 0: never */
+    size_t collected_pages; /* given back by it */
+    size_t owed_pages;      /* of those: not created again since */
+    uint64_t recovery_at;   /* requests when a shortage was last examined again */
+    size_t level_bytes;     /* reserved bytes should stay below this; SIZE_MAX: no level */
 };
 
-/* Takes the running maximum into both windows; live: bytes live now. */
+/* Folds the running maximum into both windows.  live: bytes live now. */
 static inline void
 pya_usage_fold(struct pya_usage *usage, size_t live) {
     struct pya_window *const windows[] = {&usage->by_requests, &usage->by_time};
@@ -40,7 +40,7 @@ pya_usage_fold(struct pya_usage *usage, size_t live) {
     usage->recent_peak = live;
 }
 
-/* Begins a new window where the current one is `length` old.  True: it did. */
+/* Starts a new window if the current one is at least `length` old.  True: it did. */
 static inline bool
 pya_window_roll(struct pya_window *window, uint64_t now, uint64_t length, size_t live) {
     if (now < window->began) { /* a clock that was set back */
