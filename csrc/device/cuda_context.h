@@ -1,5 +1,5 @@
-/* What surrounds a call of the driver: the context it works in, the thread's capture mode, and what its error means.
- * Floor 2, private. */
+/* The surroundings of a driver call: its context, the thread's capture mode, and the meaning of its error.  Floor 2,
+ * private. */
 #pragma once
 
 #include "cuda_driver.h"
@@ -12,7 +12,7 @@ struct cuda {
     cuda_context context; /* the primary one, retained */
     struct pya_device_caps caps;
     struct cuda_allocation_prop prop;
-    uint64_t peers; /* atomic; bit per device that may access our pages */
+    uint64_t peers; /* atomic; bit i: device i may access our pages */
 };
 
 static inline struct cuda *
@@ -22,20 +22,21 @@ cuda_from(struct pya_device *dev) {
 
 /* ---- results ---- */
 
-/* After these the context answers every call with the same error. */
+/* After such an error the context answers every call with the same error. */
 bool cuda_is_sticky(cuda_result result);
-/* Giving memory back while the process ends: the driver has already given all of it back. */
+/* Turns the error of giving memory back while the process ends into success: the driver has already released
+ * everything. */
 cuda_result cuda_gently(cuda_result result);
 
 /* The status of a call, and where it failed what pya_cuda_error() tells. */
 PYA_MUST_CHECK pya_status cuda_report(const char *call, cuda_result result, uint64_t bytes);
-/* For calls whose only handle is the stream. */
+/* The same for calls whose only handle is the stream. */
 PYA_MUST_CHECK pya_status cuda_report_stream(const char *call, cuda_result result);
-/* The driver lacks the function. */
+/* Reports that the driver lacks the function. */
 PYA_MUST_CHECK pya_status cuda_missing(const char *call);
-/* There is no driver at all. */
+/* Reports that there is no driver at all. */
 PYA_MUST_CHECK pya_status cuda_report_no_driver(const struct cuda_driver *driver);
-/* The thread's last failed call, whatever device. */
+/* The thread's last failed call, on any device. */
 void cuda_last_error(struct pya_device *dev, struct pya_device_error *out);
 
 /* ---- entering: context and capture mode ---- */
@@ -44,22 +45,23 @@ struct cuda_scope {
     struct cuda *cuda;
     unsigned n_pushed;
     bool exchanged;
-    int mode; /* the thread's own capture mode while exchanged */
+    int mode; /* the thread's own capture mode, if exchanged */
 };
 
-/* Whether or not between begin and end. */
+/* Enters, whether or not cuda_begin() was called. */
 PYA_MUST_CHECK pya_status cuda_enter_scope(struct cuda *cuda, struct cuda_scope *scope);
 PYA_MUST_CHECK pya_status cuda_enter(struct pya_device *dev, struct cuda_scope *scope);
-/* As cuda_enter, into the context of another device where the stream is the default stream of that: it is of whatever
- * context is current. */
+/* Like cuda_enter(), but enters the context of another device if the stream is that device's default stream: a
+ * default stream handle means the current context's stream. */
 PYA_MUST_CHECK pya_status
 cuda_enter_for(struct pya_device *dev, pya_stream stream, struct cuda_scope *scope);
-/* As cuda_enter, for calls that give something back: a driver that is shutting down has nothing to enter.  False: return
- * *status. */
+/* Like cuda_enter(), for calls that give something back: a driver that is shutting down cannot be entered.  False:
+ * return *status. */
 bool cuda_enter_to_free(struct pya_device *dev, struct cuda_scope *scope, pya_status *status);
-/* For a scope within a visit only what cuda_enter_for() added. */
+/* Within a begin/end pair this undoes only what cuda_enter_for() added. */
 void cuda_leave(struct cuda_scope *scope);
 
-/* Between the two the first call enters, and the end leaves.  Of two devices in turns only the first gains. */
+/* Between cuda_begin() and cuda_end() only the first call enters, and cuda_end() leaves.  If two devices alternate,
+ * only the first one benefits. */
 void cuda_begin(struct pya_device *dev);
 void cuda_end(struct pya_device *dev);

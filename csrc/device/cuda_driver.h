@@ -1,6 +1,7 @@
-/* The CUDA driver, opened at run time: the few types and functions we need, in our own words.  Floor 1, private.
+/* The CUDA driver, opened at run time: the few types and functions that we need, declared by ourselves.  Floor 1,
+ * private.
  *
- * Names and numbers are the driver's binary interface; nothing of CUDA's headers is needed to build. */
+ * Names and numbers are the driver's binary interface.  CUDA's headers are not needed to build. */
 #pragma once
 
 #include "../core/base.h"
@@ -21,10 +22,10 @@ enum {
     CUDA_NOT_SUPPORTED = 801,
     CUDA_ECC_ERROR = 214,
     CUDA_NVLINK_ERROR = 220,
-    CUDA_CONTAINED = 226, /* a hardware error that other processes do not feel */
+    CUDA_CONTAINED = 226, /* a hardware error that does not affect other processes */
     CUDA_ILLEGAL_ADDRESS = 700,
     CUDA_LAUNCH_TIMEOUT = 702,
-    CUDA_CONTEXT_IS_DESTROYED = 709, /* what some drivers say of a destroyed stream */
+    CUDA_CONTEXT_IS_DESTROYED = 709, /* some drivers return this for a destroyed stream */
     CUDA_DEVICE_ASSERT = 710,
     /* stack, instruction, alignment, address space, program counter, launch */
     CUDA_BROKEN_FIRST = 714,
@@ -69,8 +70,8 @@ struct cuda_access_desc {
     int flags;
 };
 
-/* group, the name cuGetProcAddress knows, the exported name, parameters.
- * Groups: BASE, without which there is no device; VMM; EXTRA, whose absence each caller bears. */
+/* group, name for cuGetProcAddress, exported name, parameters.
+ * Groups: BASE: required, otherwise there is no device; VMM: virtual memory; EXTRA: each caller copes without it. */
 #define CUDA_DRIVER_TABLE(X)                                                                       \
     X(BASE, cuInit, cuInit, (unsigned))                                                            \
     X(BASE, cuDeviceGet, cuDeviceGet, (cuda_device *, int))                                        \
@@ -114,21 +115,22 @@ struct cuda_access_desc {
     X(EXTRA, cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *, cuda_device, cuda_device))      \
     X(EXTRA, cuGetErrorString, cuGetErrorString, (cuda_result, const char **))
 
-/* A pointer is NULL when the driver lacks the function. */
+/* A pointer is NULL if the driver lacks the function. */
 struct cuda_driver {
 #define X(group, name, symbol, parameters) cuda_result(*name) parameters;
     CUDA_DRIVER_TABLE(X)
 #undef X
-    bool has_base;  /* every BASE function is there and cuInit worked */
-    bool has_vmm;   /* every VMM function is there */
+    bool has_base;  /* every BASE function exists and cuInit worked */
+    bool has_vmm;   /* every VMM function exists */
     bool is_forked; /* set in a forked child: the driver does not survive a fork */
     int init_result;
-    char why_not[160]; /* when !has_base: what is missing */
+    char why_not[160]; /* if !has_base: what is missing */
 };
 
-/* Can pages made by prop be mapped at two addresses, opened and unmapped?  The device's context exists. */
+/* Tests whether pages made with prop can be mapped at two addresses, made accessible and unmapped.  The device's
+ * context exists. */
 cuda_result
 cuda_probe_pages(const struct cuda_driver *driver, const struct cuda_allocation_prop *prop);
 
-/* Opens the driver at the first call; never NULL.  Thread-safe. */
+/* Opens the driver at the first call.  Never NULL.  Thread-safe. */
 const struct cuda_driver *cuda_driver_get(void);

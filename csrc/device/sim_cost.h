@@ -1,12 +1,14 @@
-/* What each device call costs, in modelled nanoseconds: the one cost table of the project.  Floor 1.
+/* The cost of each device call in modelled nanoseconds: the only cost table of the project.  Floor 1.
  *
- * cost = fixed + per_handle x handles + per_page x pages of 2 MiB.  A handle is what one cuMemCreate made, of one page or
- * more; a call about several mappings (cuMemUnmap, cuMemSetAccess) costs as much for each, whatever its size, and next to
- * nothing for each page.  `typical` is what an H200 measured (driver 580.159, 2026-11-26, idle, medians;
- * benchmarks/c/driver_costs), but for synchronising, which waits for work that nobody models: 50 us, chosen; an idle
- * card answers in 1.3.  `low` and `high` are the ends of the ranges that were published for an A100 and handles of 2 MiB,
- * as far as they reach beyond what was measured, and what was measured where nobody published any.
- * Calls of which nothing is known are counted and cost nothing here. */
+ * cost = fixed + per_handle x handles + per_page x pages of 2 MiB.  A handle is what one cuMemCreate made, of one or
+ * more pages.  Calls on several mappings (cuMemUnmap, cuMemSetAccess) cost the same for each mapping, whatever its
+ * size, and almost nothing per page.
+ * `typical` was measured on an H200 (driver 580.159, 2026-11-26, idle, medians; benchmarks/c/driver_costs).  The
+ * exception is synchronising, which waits for work that is not modelled: 50 us were chosen; an idle card answers in
+ * 1.3 us.
+ * `low` and `high` are the ends of the ranges published for an A100 with handles of 2 MiB, where these extend beyond
+ * the measured value; without published values they equal the measured one.
+ * Calls without known costs are counted and cost nothing here. */
 #pragma once
 
 #include "../core/base.h"
@@ -17,8 +19,8 @@ extern "C" {
 
 enum pya_sim_cost { PYA_SIM_TYPICAL, PYA_SIM_LOW, PYA_SIM_HIGH, PYA_SIM_N_COSTS };
 
-/* kind, is it a memory call (counted as "device calls" in every report), CUDA's name, then ns {typical, low, high} of the
- * call itself, for each handle and for each page, and the source */
+/* kind; 1 if it is a memory call (counted as "device calls" in every report); CUDA's name; then ns {typical, low,
+ * high} for the call itself, for each handle and for each page; and the source. */
 #define PYA_SIM_CALL_TABLE(X)                                                                       \
     X(PLAIN_ALLOC, 1, "cudaMalloc", 40000, 40000, 966500, 0, 0, 0, 250, 250, 33500,                 \
       "H200: 40 us + 0.25 per page; A100: 66-1000 for 2 MiB, the high end's spread taken as fixed") \

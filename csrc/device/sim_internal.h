@@ -1,4 +1,4 @@
-/* The body of the simulated device, shared by sim*.c.  Floor 2. */
+/* The shared parts of the simulated device, for sim*.c.  Floor 2. */
 #pragma once
 
 #include <pthread.h>
@@ -7,11 +7,12 @@
 #include "sim_page.h"
 #include "sim_space.h"
 
-/* An entry of the page table: low half the physical page plus 1 (0: nothing mapped), then flags. */
+/* A page table entry: the low half is the physical page plus 1 (0: nothing mapped), followed by flags. */
 #define SIM_PTE_PAGE UINT64_C(0xFFFFFFFF)
 #define SIM_PTE_RESERVED (UINT64_C(1) << 32)
 #define SIM_PTE_ACCESS (UINT64_C(1) << 33)
-#define SIM_PTE_PLAIN (UINT64_C(1) << 34) /* of plain_alloc: no virtual memory call may touch it */
+#define SIM_PTE_PLAIN                                                                              \
+    (UINT64_C(1) << 34) /* from plain_alloc: virtual memory calls must not touch it */
 #define SIM_PTE_START (UINT64_C(1) << 35) /* a range starts here */
 
 struct sim_stream {
@@ -19,20 +20,20 @@ struct sim_stream {
     uint64_t n_queued;
     uint64_t n_finished; /* <= n_queued */
     bool is_capturing, is_destroyed;
-    uint32_t context; /* of which device it is, as events see it */
+    uint32_t context; /* the stream's device, as events see it */
 };
 
 struct sim_event {
     uint32_t generation;
     uint32_t next_free; /* plus 1 */
     uint32_t stream;    /* plus 1; 0: never recorded */
-    uint32_t context;   /* of the stream it was made for */
+    uint32_t context;   /* of the stream it was created for */
     bool is_alive;
-    uint64_t work;   /* n_queued of the stream at the record */
+    uint64_t work;   /* the stream's n_queued at the record */
     uint64_t record; /* number of the record on this device */
 };
 
-/* Work number `work` of a stream touches steps [first, last] of a page, seen at virtual page vpage. */
+/* Work number `work` of a stream touches steps [first, last] of a page through virtual page vpage. */
 struct sim_use {
     uint32_t stream;
     uint32_t next; /* plus 1 */
@@ -44,15 +45,15 @@ struct sim_use {
 
 struct pya_sim {
     struct pya_device device; /* first */
-    pthread_mutex_t lock;     /* guards all below */
+    pthread_mutex_t lock;     /* guards all members below */
     struct pya_sim_config config;
     pya_dptr base; /* address of virtual page 0 */
     struct sim_space space;
     uint64_t *pte; /* by virtual page */
     struct sim_page *pages;
     uint32_t n_page_slots;
-    uint32_t n_pages_used; /* slots that ever were part of a run */
-    struct sim_runs *runs; /* by length, the lengths in order of first use: few */
+    uint32_t n_pages_used; /* slots that ever belonged to a run */
+    struct sim_runs *runs; /* by length; the few lengths are in order of first use */
     uint32_t n_run_slots;
     struct sim_stream *streams;
     uint32_t n_streams;
@@ -73,18 +74,18 @@ struct pya_sim {
     pya_status fail_status;
     bool fail_sticky;
     bool fail_fired;
-    int fd; /* of the memory behind the pages; -1 when not backed */
+    int fd; /* of the memory behind the pages; -1 if not backed */
 };
 
-/* Counts the call; the status is PYA_OK or the injected failure.  Takes the lock; sim_leave() gives it back. */
+/* Counts the call and takes the lock; sim_leave() releases it.  Returns PYA_OK or the injected failure. */
 pya_status sim_enter(struct pya_sim *sim, enum pya_sim_call call);
-/* Adds the modelled time of a call that worked, notes the error of one that did not; returns status. */
+/* Adds the modelled time of a successful call, or notes the error of a failed one.  Returns status. */
 pya_status sim_leave(
     struct pya_sim *sim, enum pya_sim_call call, uint64_t n_handles, uint64_t n_pages,
     pya_status status);
-/* Counts and prints a misuse; returns PYA_E_DEVICE with "invalid value", as the driver would. */
+/* Counts and prints a misuse.  Returns PYA_E_DEVICE with "invalid value", as the driver would. */
 pya_status sim_misuse(struct pya_sim *sim, const char *what, uint64_t value);
-/* Virtual page of an address, or SIM_SPACE_NONE. */
+/* The virtual page of an address, or SIM_SPACE_NONE. */
 uint32_t sim_vpage(const struct pya_sim *sim, pya_dptr addr);
 
 static inline struct pya_sim *
@@ -97,10 +98,10 @@ sim_address(const struct pya_sim *sim, uint32_t vpage) {
     return sim->base + ((uint64_t)vpage << PYA_PAGE_SHIFT);
 }
 
-/* Doubles an array that is full.  False: no host memory, nothing changed. */
+/* Doubles a full array.  False: no host memory; nothing changed. */
 bool sim_grow(void **array, uint32_t *n_slots, size_t element_bytes);
 
-/* sim_back.c: no-ops when not backed.  False: the host had no memory. */
+/* sim_back.c: no-ops if not backed.  False: no host memory. */
 pya_status sim_back_open(struct pya_sim *sim);
 void sim_back_close(struct pya_sim *sim);
 bool sim_back_map(struct pya_sim *sim, uint32_t vpage, uint32_t page, uint32_t n);
@@ -122,7 +123,7 @@ pya_status sim_plain_free(struct pya_device *dev, pya_dptr addr);
 pya_status sim_page_export(struct pya_device *dev, pya_page_handle handle, int *fd);
 pya_status sim_page_import(struct pya_device *dev, int fd, pya_page_handle *out);
 
-/* sim_work.c, caller holds the lock */
+/* sim_work.c; the caller holds the lock */
 void sim_finish_all_locked(struct pya_sim *sim);
 /* Number of unfinished uses of the page through vpage. */
 uint32_t sim_pending_uses_locked(struct pya_sim *sim, uint32_t page, uint32_t vpage);

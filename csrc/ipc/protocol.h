@@ -1,4 +1,4 @@
-/* What is said over the socket: one packet each way for some of a block's pages.  Floor 13. */
+/* The protocol on the socket: one packet each way for some of a block's pages.  Floor 13. */
 #pragma once
 
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 #include "../core/base.h"
 
-/* Descriptors of handles in one packet; the kernel takes 253 at most, and the device's lock is held while they are made. */
+/* Descriptors in one packet.  The kernel allows at most 253, and the device's lock is held while they are created. */
 enum { IPC_BATCH = 32, IPC_SECRET_BYTES = 16 };
 
 struct ipc_request {
@@ -23,11 +23,11 @@ struct ipc_request {
 
 struct ipc_reply {
     int32_t status;
-    uint32_t n;                  /* descriptors with it */
-    uint32_t n_pages[IPC_BATCH]; /* behind each of them */
+    uint32_t n;                  /* descriptors sent with the reply */
+    uint32_t n_pages[IPC_BATCH]; /* of each handle */
 };
 
-/* A packet and its descriptors.  Initialised by ipc_packet_init(), which it must not be moved after. */
+/* A packet with its descriptors.  Do not move it after ipc_packet_init(). */
 struct ipc_packet {
     struct msghdr header;
     struct iovec body;
@@ -39,7 +39,7 @@ struct ipc_packet {
 };
 
 void ipc_packet_init(struct ipc_packet *packet);
-/* The abstract address (no file) of a process; its length. */
+/* Writes the abstract address (no file) of a process and returns its length. */
 socklen_t ipc_address(int32_t pid, const unsigned char *secret, struct sockaddr_un *out);
-/* Is the process at the other end this user's? */
+/* Does the process at the other end belong to this user? */
 bool ipc_is_ours(int fd);
