@@ -25,7 +25,7 @@ struct check_case {
 static unsigned long check_count;
 static unsigned long check_failures;
 
-/* Past this many the rest is counted only: a broken invariant in a loop of a million steps must not fill a disk. */
+/* Further failures are only counted: an invariant broken in a loop of a million steps must not fill the disk. */
 #define CHECK_MAX_PRINTED 50
 
 static inline bool
@@ -46,12 +46,12 @@ check_equal(int64_t a, int64_t b, const char *file, int line, const char *text) 
     return good;
 }
 
-/* Both are expressions with the value "held", so that a test can stop where going on makes no sense. */
+/* All are expressions that are true if the check held, so a test can stop where continuing makes no sense. */
 #define CHECK(condition) check_that((condition), __FILE__, __LINE__, #condition)
 #define CHECK_EQ(a, b) check_equal((int64_t)(a), (int64_t)(b), __FILE__, __LINE__, #a " == " #b)
 #define CHECK_OK(status) CHECK_EQ(status, 0)
 
-/* splitmix64: any state is a good one. */
+/* splitmix64: every state is valid. */
 static inline uint64_t
 check_random(uint64_t *state) {
     uint64_t z = (*state += UINT64_C(0x9E3779B97F4A7C15));
@@ -66,7 +66,7 @@ check_below(uint64_t *state, uint64_t bound) {
     return check_random(state) % bound;
 }
 
-/* lo .. hi, each power of two between them about equally likely. */
+/* A number in lo .. hi; each power of two in between is about equally likely. */
 static inline uint64_t
 check_log_size(uint64_t *state, uint64_t lo, uint64_t hi) {
     int low = 63 - __builtin_clzll(lo);
@@ -87,7 +87,7 @@ check_seed(void) {
     return check_env("PYA_TEST_SEED", 1);
 }
 
-/* Does an operation take many times as long as usual?  PYA_TEST_SLOW=1 says so for valgrind. */
+/* Do operations take many times as long as usual?  Set PYA_TEST_SLOW=1 for valgrind. */
 static inline bool
 check_is_slow(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -97,14 +97,15 @@ check_is_slow(void) {
 #endif
 }
 
-/* Of what is done in one thread ThreadSanitizer gets one part in so many: it has nothing to find there, and takes minutes. */
+/* ThreadSanitizer runs only one in CHECK_ONE_IN of the single-threaded steps: it finds nothing there and takes
+ * minutes. */
 #ifdef __SANITIZE_THREAD__
 enum { CHECK_ONE_IN = 4 };
 #else
 enum { CHECK_ONE_IN = 1 };
 #endif
 
-/* How often to do something a quick run does `quick` times. */
+/* How often to do something that a quick run does `quick` times. */
 static inline uint64_t
 check_budget(uint64_t quick) {
     uint64_t share = check_env("PYA_TEST_SLOW", 0) != 0 ? 20 : 1;
@@ -132,7 +133,7 @@ check_main(int argc, char **argv, const struct check_case *cases, size_t n) {
     return check_failures != 0 || check_count == 0;
 }
 
-/* As check_main(), with an empty file while the cases run; path: its name, which ends in six X. */
+/* Like check_main(), with an empty file while the cases run.  path: its name, ending in six X. */
 static inline int
 check_main_with_file(int argc, char **argv, const struct check_case *cases, size_t n, char *path) {
     const int file = mkstemp(path);

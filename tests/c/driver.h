@@ -1,4 +1,4 @@
-/* The CUDA driver that is there, for what tests do themselves. */
+/* The CUDA driver of this machine, for the tests' own calls. */
 #pragma once
 
 #include <dlfcn.h>
@@ -12,8 +12,8 @@ cuda_symbol(const char *name) {
     return library == NULL ? NULL : dlsym(library, name);
 }
 
-/* Calls of that name of the host-memory runtime shall fail.  False: no device, or a card, whose driver does not fail on
- * request. */
+/* Makes calls of that name in the host-memory runtime fail.  False: there is no device, or a real card, whose driver
+ * does not fail on request. */
 static inline bool
 fail_nth(uint64_t n, const char *call, int error) {
     void (*fail)(uint64_t, const char *, int) = NULL;

@@ -17,13 +17,13 @@
 
 /* The nth host allocation from now (1: the next) fails, once. */
 void fault_arm(unsigned long nth);
-/* As fault_arm, and every later one too. */
+/* Like fault_arm(), and every later allocation fails too. */
 void fault_arm_sticky(unsigned long nth);
-/* Nothing fails any more.  True: one did. */
+/* Stops failing allocations.  True: one has failed. */
 bool fault_disarm(void);
-/* Heap blocks alive now (mmap not counted: parts of one can be unmapped). */
+/* Live heap blocks, without mmap, because parts of a mapping can be unmapped. */
 size_t fault_live(void);
-/* Allocations asked for so far, mmap too. */
+/* Allocations requested so far, including mmap. */
 unsigned long fault_calls(void);
-/* Bytes that malloc() and calloc() were asked for so far. */
+/* Bytes requested from malloc() and calloc() so far. */
 size_t fault_bytes(void);

@@ -1,10 +1,10 @@
-/* A folder of its own for a test program's files. */
+/* A separate folder for a test program's files. */
 #pragma once
 
 #include "check.h"
 
-/* As check_main(), with an empty folder while the cases run, which goes with all that they left there; folder: its name, which
- * ends in six X. */
+/* Like check_main(), with an empty folder while the cases run.  The folder is removed afterwards with everything in
+ * it. folder: its name, ending in six X. */
 static inline int
 check_main_in_folder(
     int argc, char **argv, const struct check_case *cases, size_t n, char *folder) {

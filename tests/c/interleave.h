@@ -1,5 +1,5 @@
-/* A model of memory that runs every order of the steps of some threads (interleave.c says how).  Code that is compiled
- * after this header has its atomic operations and futex calls turned into steps of the model. */
+/* A model of memory that runs the steps of several threads in every order (see interleave.c).  In code compiled after
+ * this header, atomic operations and futex calls become steps of the model. */
 #pragma once
 
 #include <linux/futex.h>
@@ -19,36 +19,37 @@ struct interleave_op {
     uint64_t value;
     uint64_t expected; /* of COMPARE and WAIT */
     bool is_weak;
-    bool is_torn;  /* a mutant's: not one step, the read may be of an older value */
-    bool is_blind; /* a mutant's: the caller is told 0, a sleeper does not look */
+    bool is_torn;  /* in a mutant: not one step; the read may see an older value */
+    bool is_blind; /* in a mutant: the caller is told 0, a sleeper does not look */
 };
 
 struct interleave_scenario {
     const char *name;
     int n_threads, n_rounds;
-    int n_spurious;        /* wakes and failures of weak exchanges for no reason, in all */
-    void (*declare)(void); /* every place the threads use */
+    int n_spurious;        /* spurious wakes and failures of weak exchanges, in all */
+    void (*declare)(void); /* declares every location that the threads use */
     void (*run)(int thread, int round);
     void (*check_end)(void);
 };
 
-/* A mistake: changes the next operation of a thread whose last one was of that kind.  May ask interleave_newest(). */
+/* A mutant: changes the next operation of a thread if its last operation was of kind `last`.  May call
+ * interleave_newest(). */
 typedef void interleave_mutate(struct interleave_op *op, enum interleave_kind last);
 
 struct interleave_result {
-    const char *why;   /* what is wrong; NULL: nothing */
-    bool is_too_large; /* why says what the model lacks room for: nothing is known then */
+    const char *why;   /* the violation; NULL: none */
+    bool is_too_large; /* the model is too small, see why: nothing is proved */
     size_t n_states, n_ends, n_sleeps;
 };
 
 struct interleave_result
 interleave_try(const struct interleave_scenario *scenario, interleave_mutate *mutate);
 
-/* In declare(). */
+/* Call in declare(). */
 void interleave_place(const volatile void *address, uint64_t value);
-/* In run() and check_end(): what must hold. */
+/* Call in run() and check_end(): states what must hold. */
 void interleave_expect(bool good, const char *what);
-/* In check_end() and mutants. */
+/* Call in check_end() and mutants. */
 uint64_t interleave_newest(const volatile void *address);
 
 uint64_t interleave_step(struct interleave_op op);

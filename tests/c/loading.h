@@ -1,9 +1,9 @@
-/* Grains as they come while a model is loaded, and afterwards. */
+/* The grains that are created while a model is loaded, and afterwards. */
 #pragma once
 
 #include "world.h"
 
-/* A program that has freed something does not load its model any more: up to 2 GiB it gets smaller grains from then on. */
+/* Frees something, which ends the loading phase: from then on, up to 2 GiB, the program gets smaller grains. */
 static inline void
 end_loading(struct world *world) {
     for (int i = 0; i < 32; i++) {

@@ -1,11 +1,11 @@
-/* A scan of one file again and again, with a later host allocation failing each time, until none is left. */
+/* Scans one file repeatedly; each time a later host allocation fails, until none does. */
 #pragma once
 
 #include "check.h"
 #include "fault.h"
 #include "replay/scan.h"
 
-/* Every failure is told, and nothing is lost by it. */
+/* Every failure is reported and loses nothing. */
 static inline void
 scans_sweep(const char *path, const struct pya_scan_settings *settings) {
     for (unsigned nth = 1;; nth++) {

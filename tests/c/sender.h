@@ -1,16 +1,16 @@
-/* Memory shared with another process, which is this one: the pages' descriptors as a connection would hand them out. */
+/* Sharing memory within this process as if with another one: supplies the pages' descriptors as a connection would. */
 #pragma once
 
 #include "core/pyalloc.h"
 
-/* Descriptors of the pages of one block. */
+/* Supplies the descriptors of one block's pages. */
 struct sender {
     struct pya_heap *heap;
     struct pya_shared shared;
     size_t next; /* page */
 };
 
-/* The handle that begins with page `first`. */
+/* Exports the handle that begins with page `first`. */
 static inline pya_status
 export_one(struct pya_heap *heap, const struct pya_shared *shared, size_t first, int *fd) {
     uint32_t n_pages;

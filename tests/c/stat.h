@@ -7,7 +7,7 @@
 
 #include "core/heap.h"
 
-/* A name that nothing has ends the program: it is the test that is wrong. */
+/* An unknown key ends the program: then the test itself is wrong. */
 static inline int64_t
 stat_of(struct pya_heap *heap, int device, const char *key) {
     int64_t values[PYA_N_STATS];

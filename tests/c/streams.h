@@ -1,4 +1,4 @@
-/* Three streams on one simulated card, their work and what they own watched by the sim. */
+/* Three streams on one simulated card.  The sim watches their work and the memory they own. */
 #pragma once
 
 #include "world.h"
@@ -11,7 +11,7 @@ streams_init(struct world *world, enum pya_sim_work work) {
     world_init(world, "");
 }
 
-/* All that was freed can be given back, whoever had it last. */
+/* All freed memory can be given back, whichever stream had it last. */
 static inline void
 streams_fini(struct world *world) {
     struct pya_sim_state state;
@@ -40,7 +40,7 @@ put(struct world *world, pya_dptr ptr, size_t bytes) {
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
 }
 
-/* Memory of ONE is wanted by TWO.  True: it got it. */
+/* TWO requests memory that ONE has freed.  True: it got that memory. */
 static inline bool
 exchange(struct world *world) {
     pya_dptr first = get(world, 64 * MIB, ONE);

@@ -1,5 +1,5 @@
-/* The devices that tests of what every device promises run on: the simulated one, counting and backed, with and without
- * virtual memory, and the CUDA driver where libcuda.so.1 can be opened. */
+/* The devices for tests of what every device promises: the simulated one, counting and backed, with and without
+ * virtual memory, and the CUDA driver if libcuda.so.1 can be opened. */
 #pragma once
 
 #include "check.h"
@@ -11,7 +11,7 @@
 struct subject {
     const char *name;
     struct pya_device *(*open)(void);
-    /* Copies n bytes to or from device memory; NULL where it has no bytes. */
+    /* Copy n bytes to or from device memory; NULL if the device stores no bytes. */
     void (*copy_in)(pya_dptr to, const void *from, size_t n);
     void (*copy_out)(void *to, pya_dptr from, size_t n);
 };
@@ -65,7 +65,7 @@ host_out(void *to, pya_dptr from, size_t n) {
     memcpy(to, (const void *)(uintptr_t)from, n);
 }
 
-/* The library switches for its calls only: the test's own thread has no context unless it says so. */
+/* The library switches the context only for its own calls: the test's thread has none unless it makes one current. */
 static inline void
 cuda_make_current(bool is_current) {
     int (*retain)(void **, int) = NULL;
@@ -81,7 +81,7 @@ cuda_make_current(bool is_current) {
     }
 }
 
-/* The copies are the test's own calls into the driver; the library never copies. */
+/* The copies are the test's own driver calls; the library never copies. */
 static inline void
 cuda_copy(const char *name, pya_dptr a, const void *b, void *c, size_t n) {
     int (*in)(pya_dptr, const void *, size_t) = NULL;
@@ -96,7 +96,7 @@ cuda_copy(const char *name, pya_dptr a, const void *b, void *c, size_t n) {
     }
 }
 
-/* The thread's own context; NULL: none, or no driver. */
+/* The thread's current context; NULL: none, or no driver. */
 static inline void *
 cuda_current(void) {
     int (*get_current)(void **) = NULL;

@@ -1,4 +1,4 @@
-/* A program run again and again, with a later device call or host allocation failing each time, until none is left. */
+/* Runs a program repeatedly; each time a later device call or host allocation fails, until none does. */
 #pragma once
 
 #include "check.h"
@@ -7,11 +7,11 @@
 #include "fault.h"
 #include "stat.h"
 
-/* Runs the program on a heap of those options with the nth host allocation (host) or device call failing, and checks
- * that nothing is lost by it; false: n outlived them all. */
+/* Runs the program on a heap with these options while the nth host allocation (host) or device call fails, and checks
+ * that nothing is lost.  False: n was past the last one. */
 typedef bool sweep_once_fn(const char *options, unsigned long nth, bool host, pya_status with);
 
-/* From now on the nth host allocation or device call fails. */
+/* Makes the nth host allocation or device call from now fail. */
 static inline void
 sweep_arm(struct pya_sim *sim, unsigned long nth, bool host, pya_status with) {
     if (host) {
@@ -21,13 +21,13 @@ sweep_arm(struct pya_sim *sim, unsigned long nth, bool host, pya_status with) {
     }
 }
 
-/* Did it? */
+/* Stops that.  True: one has failed. */
 static inline bool
 sweep_disarm(struct pya_sim *sim, bool host) {
     return host ? fault_disarm() : pya_sim_fail_clear(sim);
 }
 
-/* Nothing is alive: nothing is left on the device once the cache is empty. */
+/* With nothing alive, nothing is left on the device after the cache was emptied. */
 static inline void
 sweep_check_empty(struct pya_heap *heap, struct pya_sim *sim) {
     struct pya_sim_state state;

@@ -15,8 +15,8 @@ struct world {
     struct pya_sim *sim;
     struct pya_sim_config config;
     struct pya_hooks hooks;
-    const struct pya_layout *layouts; /* of its options; NULL: none */
-    struct pya_device_ops ops;        /* the sim's, with a begin, end and close of our own */
+    const struct pya_layout *layouts; /* for its options; NULL: none */
+    struct pya_device_ops ops;        /* the sim's, with our own begin, end and close */
 };
 
 static struct {
@@ -26,7 +26,7 @@ static struct {
     int n_begun;
 } world_opened; /* the latest: tests have one at a time */
 
-/* A device that is begun and not ended keeps its context the thread's current one. */
+/* begin without end would leave the device's context current in the thread, so the calls are counted. */
 static inline void
 world_begin(struct pya_device *dev) {
     (void)dev;
@@ -39,8 +39,8 @@ world_end(struct pya_device *dev) {
     CHECK(__atomic_sub_fetch(&world_opened.n_begun, 1, __ATOMIC_RELAXED) >= 0);
 }
 
-/* By then the heap has given everything back, live blocks too.  Not in a forked child; and a call that failed may have
- * cost addresses. */
+/* Everything must have been given back by now, including live blocks.  Except in a forked child; and a call that
+ * failed may have lost addresses. */
 static inline void
 world_close(struct pya_device *dev) {
     struct pya_sim_state state;
@@ -113,7 +113,7 @@ calls(struct world *world, enum pya_sim_call call) {
     return state.n_calls[call];
 }
 
-/* Of every kind. */
+/* Calls of every kind. */
 static inline uint64_t
 all_calls(struct world *world) {
     struct pya_sim_state state;
@@ -137,7 +137,7 @@ give(struct world *world, pya_dptr ptr) {
     CHECK_OK(pya_free(world->heap, ptr));
 }
 
-/* The direct call, for what a program gets at only in the course of much else. */
+/* Calls the collector directly, because a program reaches it only indirectly. */
 static inline size_t
 collect(struct world *world, size_t bytes) {
     struct pya_card *card = world->heap->cards.open[0];
