@@ -11,8 +11,7 @@
 #define SIM_PTE_PAGE UINT64_C(0xFFFFFFFF)
 #define SIM_PTE_RESERVED (UINT64_C(1) << 32)
 #define SIM_PTE_ACCESS (UINT64_C(1) << 33)
-#define SIM_PTE_PLAIN                                                                              \
-    (UINT64_C(1) << 34) /* from plain_alloc: virtual memory calls must not touch it */
+#define SIM_PTE_PLAIN (UINT64_C(1) << 34) /* plain_alloc's: no virtual memory call may touch it */
 #define SIM_PTE_START (UINT64_C(1) << 35) /* a range starts here */
 
 struct sim_stream {
