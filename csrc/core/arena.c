@@ -7,9 +7,9 @@
 #include "fence.h"
 #include "segment.h"
 
-/* Address space of a range, in times the card's memory: pages that move to the end leave dead addresses
- * behind, so more than once; a private pool rarely holds much and may get further ranges.  With every RANGE_ARENAS arenas
- * that there are a new range is smaller: streams and graphs may be many, addresses are not. */
+/* Size of a range's address space, in multiples of the card's memory.  More than one, because pages that move to the
+ * end leave dead addresses behind; a private pool rarely holds much and may get further ranges.  New ranges get
+ * smaller for every RANGE_ARENAS arenas that exist: there may be many streams and graphs, but addresses are limited. */
 enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 
 static struct pya_fit *
@@ -17,7 +17,7 @@ arena_fit(struct pya_arena *arena, const struct pya_range *range) {
     return range->is_small ? arena->small_fit : &arena->fit;
 }
 
-/* Plain segments: a run is torch's inactive_split unless it is the whole segment. */
+/* Plain segments: a run counts as torch's inactive_split unless it is a whole segment. */
 static void
 arena_count_plain(struct pya_arena *arena, const struct pya_range *range, size_t bytes, int sign) {
     struct pya_stats *stats = &arena->card->stats;
@@ -36,8 +36,8 @@ arena_count_plain(struct pya_arena *arena, const struct pya_range *range, size_t
     }
 }
 
-/* A run came (sign 1) or went (-1).  inactive_split is what of it could not be given back: the bytes
- * outside its wholly free pages. */
+/* Counts a run that was added (sign 1) or removed (-1).  inactive_split is the part that cannot be given back: the
+ * bytes outside its wholly free pages. */
 static inline void
 arena_count_run(
     struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t bytes, int sign) {
@@ -72,8 +72,8 @@ arena_remove_run(struct pya_arena *arena, struct pya_block *run) {
     pya_fit_remove(arena_fit(arena, run->range), run);
 }
 
-/* What arena_count_run() would do for the old bounds and then for the new ones, at once: this is half of what an
- * allocation in a fragmented arena costs. */
+/* The same as arena_count_run() for the old bounds and for the new ones, in one step: this is half the cost of an
+ * allocation in a fragmented arena. */
 static inline void
 arena_recount_run(
     struct pya_arena *arena, const struct pya_block *run, pya_dptr addr, size_t bytes) {
@@ -98,9 +98,9 @@ arena_replace_plain(
     pya_fit_replace(arena_fit(arena, range), run, heir, addr, bytes);
 }
 
-/* Another record becomes what the run was, with new bounds; the caller has made the bytes it loses or gains belong to
- * nobody else.  The record at the lower address stays where it is whenever two become one or one two, so that a range
- * need not learn a new start. */
+/* Replaces a run's record with `heir` and new bounds.  The caller has made sure that the bytes it loses or gains
+ * belong to no other block.  When two records become one or one becomes two, the record at the lower address stays,
+ * so that the range need not learn a new start. */
 static inline void
 arena_replace_run(
     struct pya_arena *arena, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
@@ -169,7 +169,7 @@ pya_arena_carve(
     return piece;
 }
 
-/* What was in use and becomes free is the arena's own. */
+/* Memory that becomes free after use is the arena's own again: its pages are no longer marked as left. */
 static void
 arena_touch(struct pya_arena *arena, const struct pya_block *block) {
     const struct pya_slot *slots = block->range->slots;
@@ -291,7 +291,7 @@ pya_block_make_hole(struct pya_block *block) {
     arena_add_hole(arena, block);
 }
 
-/* Takes the first n_pages slots out of a hole as one unlinked-from-indices block in state USED. */
+/* Takes the first n_pages slots from a hole as one block in state USED, which is in no index. */
 static struct pya_block *
 hole_cut(struct pya_arena *arena, struct pya_block *hole, size_t n_pages) {
     struct pya_range *range = hole->range;
@@ -342,17 +342,17 @@ pya_arena_settle(
         struct pya_page *page = &card->pages.items[ids[i]];
         page->range = range;
         page->slot = (uint32_t)(first + i);
-        page->is_left = false; /* of the arena it comes from */
+        page->is_left = false; /* refers to the arena that it comes from */
         pya_page_mapped(&card->pages, ids[i]);
         range->slots[first + i].page = ids[i];
     }
     (void)pya_arena_give(arena, block);
-    pya_arena_offer(arena); /* its pool may have lost its last user while the request waited */
+    pya_arena_offer(arena); /* its pool may have lost its last user during the request */
     return PYA_OK;
 
 unmap:
     if (n_done > 0 && pya_device_unmap(card->dev, hole->addr, n_done * PYA_PAGE) != PYA_OK) {
-        /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
+        /* The pages stay mapped at addresses that nobody may use again: a dead block records both. */
         pya_range_kill(range, hole_cut(arena, hole, n_done));
         for (size_t i = 0; i < n_done; i++) {
             pya_page_mapped(&card->pages, ids[i]);
@@ -362,7 +362,7 @@ unmap:
     return st;
 }
 
-/* Releases pages that were never mapped, or leaves them for the trimmer where the device refuses. */
+/* Releases pages that were never mapped, or leaves them to the trimmer if the device refuses. */
 static void
 arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, bool is_small) {
     for (size_t i = 0; i < n_pages;) {

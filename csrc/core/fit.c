@@ -34,8 +34,8 @@ fit_less(const struct pya_block *a, size_t bytes, pya_dptr addr) {
     return a->bytes < bytes || (a->bytes == bytes && a->addr < addr);
 }
 
-/* A treap's priority must look random but stay the same for a node: the address, mixed.  Folded first, since products of
- * addresses at equal distances are at equal distances too, and the tree would be as deep as a list. */
+/* A treap's priority must look random but be constant for a node: the mixed address.  The address is folded first:
+ * products of addresses at equal distances are at equal distances too, and the tree would be as deep as a list. */
 static inline uint64_t
 fit_priority(const struct pya_block *run) {
     uint64_t x = run->addr / PYA_ALIGN;
@@ -106,7 +106,7 @@ fit_remove_below(struct pya_block **link, struct pya_block *run) {
     *link = left != NULL ? left : right;
 }
 
-/* A run alone in its bin has no links, in a ring as in a treap. */
+/* A run alone in its bin has no links, in rings and treaps alike. */
 static inline void
 fit_link_alone(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     run->left = NULL;
@@ -121,8 +121,8 @@ fit_is_alone(const struct pya_fit *fit, unsigned bin, const struct pya_block *ru
 
 static inline void
 fit_enter_ring(struct pya_block **head, struct pya_block *run) {
-    /* The lowest address in front as a rule, the others in any order: best fit packs low, and sorting the rest
-     * would cost more than it gives. */
+    /* Usually the lowest address is in front, and the others are in any order: best fit packs low, and sorting the
+     * rest would cost more than it gains. */
     struct pya_block *first = *head;
     struct pya_block *last = PYA_RANDOM(first->before != NULL) ? first->before : first;
     run->before = last;
@@ -208,13 +208,13 @@ fit_leftmost(struct pya_block *node) {
     return node;
 }
 
-/* Of a bin that has a run. */
+/* The first run of a bin, which has one. */
 static struct pya_block *
 fit_first(const struct pya_fit *fit, unsigned bin) {
     return bin < PYA_FIT_RINGS ? fit->heads[bin] : fit_leftmost(fit->heads[bin]);
 }
 
-/* The first of the first filled bin at or above `bin`. */
+/* The first run of the first filled bin at or above `bin`. */
 static struct pya_block *
 fit_from_bin(const struct pya_fit *fit, unsigned bin) {
     if (bin >= PYA_FIT_BINS) {
@@ -226,7 +226,7 @@ fit_from_bin(const struct pya_fit *fit, unsigned bin) {
     if (PYA_UNLIKELY((bits | words) == 0)) {
         return NULL;
     }
-    /* Both are loaded and one is chosen: whether the first word will do is a guess that fails half of the time. */
+    /* Both words are loaded and one is selected: a branch on the first word would be mispredicted half of the time. */
     unsigned next = (unsigned)__builtin_ctzll(words | (uint64_t)1 << 63);
     uint64_t next_bits = fit->filled[next < PYA_FIT_WORDS ? next : 0];
     unsigned is_next = bits == 0;
@@ -276,7 +276,7 @@ pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
     return next != NULL ? next : fit_from_bin(fit, bin + 1);
 }
 
-/* As deep as a treap is: twice the logarithm of its runs, as a rule. */
+/* As deep as a treap usually is: twice the logarithm of its runs. */
 static void
 fit_visit_tree(struct pya_block *node, void (*visit)(void *arg, struct pya_block *run), void *arg) {
     for (; node != NULL; node = node->right) {
@@ -312,7 +312,7 @@ pya_fit_largest(const struct pya_fit *fit) {
     return node;
 }
 
-/* In a ring.  Nothing but the lack of links tells that a run is alone. */
+/* Checks a ring.  Only the lack of links tells that a run is alone. */
 static bool
 fit_is_linked(const struct pya_block *head, const struct pya_block *run) {
     if (run->after == NULL) {

@@ -123,7 +123,7 @@ context_release(void *arg, struct pya_block *block) {
     }
 }
 
-/* Stands for the device in a forked child, where nothing may be asked of it: what is the parent's stays. */
+/* Stands in for the device in a forked child, where no call may be made: the memory stays the parent's. */
 static pya_status
 gone_range(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     (void)dev;
@@ -160,7 +160,7 @@ card_lose_device(struct pya_card *card) {
     pya_device_close(card->dev);
     card->dev = &gone;
     for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
-        pool->source.alloc = NULL; /* its memory too is the device's */
+        pool->source.alloc = NULL; /* its memory belongs to the device too */
     }
 }
 
@@ -212,12 +212,12 @@ pya_heap_destroy(struct pya_heap *heap) {
             heap_close_card(heap, card);
         }
     }
-    if (heap->torn_cards == 0) { /* else what is left of those cards points to it */
+    if (heap->torn_cards == 0) { /* else the remains of those cards point to it */
         free(heap);
     }
 }
 
-/* torch's roundup_power2_divisions: up to the next of `divisions` steps between two powers of two. */
+/* torch's roundup_power2_divisions: rounds up to the next of `divisions` steps between two powers of two. */
 static size_t
 round_to_division(size_t bytes, size_t divisions) {
     if (divisions <= 1 || bytes <= PYA_ALIGN * divisions) {
@@ -267,7 +267,7 @@ stats_drop(struct pya_card *card, const struct pya_block *block) {
     }
 }
 
-/* The arena of the latest request, if it is this one's too. */
+/* The arena of the latest request, if it serves this request too. */
 static inline struct pya_arena *
 card_arena_again(const struct pya_card *card, pya_stream stream) {
     struct pya_arena *arena = card->last_arena;
@@ -286,7 +286,7 @@ card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
     return pya_lay_arena(card, pool, stream, out);
 }
 
-/* Apart, so that the others need not save registers for it. */
+/* A separate function, so that the fast path need not save registers for it. */
 __attribute__((noinline, cold)) static void
 card_trace_alloc(struct pya_card *card, const struct pya_block *block) {
     pya_history_add(
@@ -317,10 +317,10 @@ pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t request
     card_hand_out(card, block, requested, context);
 }
 
-/* What is done at every request while something waits for it. */
+/* The work at each request while something waits for it. */
 static void
 card_attend(struct pya_card *card) {
-    if (card->n_pending > 0 && card->n_active == 0) { /* else ladder_reclaim() */
+    if (card->n_pending > 0 && card->n_active == 0) { /* otherwise ladder_reclaim() does this */
         pya_pending_poll(card);
     }
     if (card->is_timed) {
@@ -334,7 +334,7 @@ struct request {
     bool is_small, may_repeat;
 };
 
-/* No free run fits.  Apart, as the others need nothing of it. */
+/* No free run fits.  A separate function, because the fast path needs nothing of it. */
 __attribute__((noinline)) static pya_status
 card_climb(
     struct pya_card *card, struct pya_arena *arena, const struct request *request,
@@ -347,7 +347,7 @@ card_climb(
     if (st != PYA_OK) {
         return st;
     }
-    /* Where the lock was given up, those of other threads came in between. */
+    /* If the lock was released, other threads' requests may have come in between. */
     bool is_alone = n_before == pya_card_requests(card);
     bool repeats = request->may_repeat && block->arena == arena && is_alone;
     pya_gc_after_growth(card, is_alone ? reserved_before : card->reserved_bytes);
@@ -378,7 +378,7 @@ card_serve(
     if (PYA_UNLIKELY(card->n_pending + card->is_timed > 0)) {
         card_attend(card); /* before the reserve below: giving back cuts runs too */
     }
-    /* The map first: after it nothing that follows a successful cut can fail. */
+    /* The map first: then nothing after a successful cut can fail. */
     st = pya_ptrmap_reserve(&card->live);
     if (PYA_UNLIKELY(st != PYA_OK)) {
         return st;
@@ -406,7 +406,7 @@ card_serve(
     return PYA_OK;
 }
 
-/* Segments mapped on the way are traced with the stack of the request that needed them. */
+/* Segments that a request maps on its way are traced with that request's stack. */
 static pya_status
 card_alloc(
     struct pya_card *card, size_t requested, pya_stream stream, void *context,
@@ -483,7 +483,7 @@ pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out) {
     return heap_find_slot(heap, ptr, &slot, out);
 }
 
-/* Does ptr point into memory this heap manages?  Tells a double free from a foreign pointer. */
+/* Does ptr point into memory that this heap manages?  Distinguishes a double free from a foreign pointer. */
 static bool
 card_owns(const struct pya_card *card, pya_dptr ptr) {
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
@@ -516,8 +516,8 @@ heap_refuse_free(struct pya_heap *heap, pya_dptr ptr) {
     return is_ours ? PYA_E_DOUBLE_FREE : PYA_E_FOREIGN;
 }
 
-/* As in torch a free without a stack of its own is traced with that of its allocation.  Returns what the caller owns of it
- * instead of `here`. */
+/* As in torch, a free without its own stack is traced with the stack of its allocation.  Returns the reference that
+ * the caller owns instead of `here`. */
 __attribute__((noinline, cold)) static void *
 card_trace_free(struct pya_card *card, const struct pya_block *block, void *here) {
     here = pya_context_of_free(&card->contexts, here, block->context);

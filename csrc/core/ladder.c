@@ -1,7 +1,7 @@
 /* The ladder: the order of its steps.  Floor 11.
  *
- * Home fit, a cached stitched range, idle memory of other streams where it lies, then their pages; then the policy weighs
- * growing against stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
+ * Home fit, a cached stitched range, idle memory of other streams at its addresses, then their pages.  Then the
+ * policy weighs growing against stitching.  At the capacity, everything that needs fewer new pages is tried. */
 #include "ladder.h"
 
 #include "debug.h"
@@ -11,9 +11,9 @@
 #include "policy.h"
 #include "repeat.h"
 
-/* A stitched range that may be extended, instead of a mosaic.  In a program that repeats itself whoever had it comes again, and
- * would find it too long and have another made, unless it is a tensor that grows.  That one takes some more pages rather than
- * ranges of parts, none of which could be extended the next time. */
+/* Finds a stitched range to extend instead of using a mosaic.  In a program that repeats itself, the range's earlier
+ * user comes again, would find it too long and need another one; so this is done only for a tensor that grows.  That
+ * takes some more pages, but avoids ranges of parts, which could not be extended the next time. */
 static struct pya_stitch *
 ladder_short(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_plea *plea) {
     bool is_growing = pya_policy_is_growing(arena);
@@ -31,7 +31,7 @@ ladder_short(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct py
     return shorter;
 }
 
-/* What the policy likes best while memory is there. */
+/* The policy's preferred way while there is memory. */
 static pya_status
 ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *hole;
@@ -56,7 +56,7 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
         if (st != PYA_E_NOMEM || pya_ladder_stitch_lacks(arena, bytes) > 0) {
             return st;
         }
-        /* It was not pages that ran out, but addresses. */
+        /* Addresses ran out, not pages. */
         st = pya_ladder_best_hole(arena, bytes, &hole, &n);
         break;
     case PYA_PLAN_MOVE:
@@ -69,7 +69,7 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     return st == PYA_OK ? pya_ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* *is_last: everything was tried but pya_ladder_squeeze().  Calls nobody's code but the device's. */
+/* *is_last: everything except pya_ladder_squeeze() was tried.  Runs no code of others, except the device's. */
 static pya_status
 climb_at_ease(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out, bool *is_last) {
@@ -100,7 +100,7 @@ climb_at_ease(
     }
     if (pya_card_is_shared(card)) {
         st = pya_trim_settle_meanwhile(card);
-        /* Nobody wants what a pool left but who takes it: never put off, whatever transfers have cost. */
+        /* Only the taker wants what a pool left, so this is never put off, whatever transfers have cost. */
         st = st == PYA_OK ? pya_ladder_borrow(arena, bytes, is_small, PYA_TRANSFER_LEFT, out) : st;
         if (st == PYA_OK && *out == NULL && pya_policy_may_transfer(arena, m)) {
             st = pya_ladder_borrow(arena, bytes, is_small, PYA_TRANSFER_IDLE, out);
@@ -144,7 +144,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         }
         st = wait == PYA_OK ? pya_ladder_give_back(arena, SIZE_MAX) : wait;
         if (st != PYA_OK) {
-            return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* a capture nobody told us of */
+            return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* a capture we were not told of */
         }
         st = pya_plain_grow(arena, bytes, is_small);
         scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
@@ -152,8 +152,8 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     return st == PYA_OK ? pya_ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* While a pool is routed to, requests do not look at events, which a capture would forbid; before memory grows it is found
- * out whether there is one. */
+/* While requests are routed to a pool they do not poll events, which a capture would forbid.  So before memory grows,
+ * find out whether there is a capture, and poll if not. */
 static pya_status
 ladder_reclaim(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
@@ -166,8 +166,8 @@ ladder_reclaim(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     return pya_ladder_refit(arena, bytes, is_small, out);
 }
 
-/* Could nothing make room?  Then no page is asked for, no host memory taken, nothing given back, no policy changed.  A pool's
- * own allocator may have more than the card. */
+/* Can nothing make room?  Then no page is requested, no host memory taken, nothing given back and no policy changed.
+ * A pool's own allocator may have more memory than the card. */
 static bool
 climb_is_hopeless(const struct pya_arena *arena, size_t bytes) {
     const struct pya_card *card = arena->card;
@@ -198,7 +198,7 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     if (st != PYA_OK) {
         return st;
     }
-    /* A growth always makes a run that fits; NULL here would be a broken promise of a lower floor. */
+    /* A growth always makes a run that fits; NULL here would be a bug of a lower floor. */
     PYA_ASSERT(block != NULL);
     if (block == NULL) {
         return PYA_E_NOMEM;

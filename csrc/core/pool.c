@@ -81,7 +81,7 @@ pya_arena_is_vacant(const struct pya_arena *arena) {
     return true;
 }
 
-/* All that is at home in a vacant arena leaves its pool, or comes to it. */
+/* Adds to, or removes from, its pool everything that is at home in a vacant arena. */
 static void
 arena_count_all(struct pya_arena *arena, bool comes) {
     for (struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
@@ -114,13 +114,13 @@ card_forget_arena(struct pya_card *card, const struct pya_arena *arena) {
     *recent = *recent == arena ? NULL : *recent;
 }
 
-/* What a dropped pool left, addresses and all, becomes the arena of the next: no device call.  Of several the largest. */
+/* Reuses the arena of a dropped pool, with its addresses, for the next pool: no device call.  Takes the largest one. */
 static struct pya_arena *
 pool_inherit(struct pya_card *card, struct pya_pool *pool, struct pya_fence *fence) {
     struct pya_arena *best = NULL;
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *dropped = arena->pool;
-        /* What was freed since the device was waited for may still be in use. */
+        /* Memory freed since the last wait for the device may still be in use. */
         bool is_left = dropped != NULL && dropped->n_users == 0 && dropped->is_settled &&
                        arena->n_waiting == 0 && arena->seq <= arena->idle_seq;
         if (is_left && arena->small_fit == NULL && arena->free_pages > 0 &&
@@ -248,7 +248,7 @@ pya_pools_note_wait(struct pya_card *card) {
     }
 }
 
-/* Nothing mapped, nothing handed out or about to be: only address space is left. */
+/* Nothing is mapped, and nothing allocated or about to be: only address space is left. */
 static bool
 arena_is_empty(const struct pya_arena *arena) {
     for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
@@ -264,12 +264,12 @@ pool_may_go(const struct pya_pool *pool) {
     return pool != NULL && pool->n_users == 0 && !pool->is_active;
 }
 
-/* Of the pools that may go; those that keep one are held by it. */
+/* Destroys the empty arenas of pools that may be dropped.  An arena that stays holds its pool. */
 static void
 sweep_arenas(struct pya_card *card) {
     struct pya_arena **link = &card->arenas;
     pya_card_unpark(card);
-    pya_givers_review(card); /* who gives has memory, and stays */
+    pya_givers_review(card); /* those that give have memory, and stay */
     while (*link != NULL) {
         struct pya_arena *arena = *link;
         bool may_go = pool_may_go(arena->pool);
@@ -287,7 +287,7 @@ sweep_arenas(struct pya_card *card) {
     }
 }
 
-/* All pools in one pass: a program may drop thousands of graphs one by one. */
+/* All pools in one pass, because a program may drop thousands of graphs one by one. */
 void
 pya_pools_sweep(struct pya_card *card) {
     bool is_due = false;
