@@ -3,14 +3,14 @@
 
 #include <stdlib.h>
 
-/* A foreign stream that was capturing when it was last asked is taken to be for so long: its end may never be heard of. */
+/* How long a foreign stream that was capturing when last asked is assumed to capture: the end may never be noticed. */
 #define FENCE_CAPTURE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
-/* A capture that was announced begins at once, or failed to. */
+/* An announced capture begins within this time, or has failed to. */
 #define FENCE_ANNOUNCED_NS (UINT64_C(1) * 1000 * 1000 * 1000)
-/* Somebody who frees all the time is not waited for for ever. */
+/* Limits the waits, because other threads may free memory all the time. */
 enum { FENCE_WAITS_MOST = 3 };
-/* While a capture grows its pool it holds its card's lock for a few device calls; for a second only who waits for a device does,
- * where nothing captures. */
+/* A thread whose capture grows its pool holds its card's lock for a few device calls.  Only a thread that waits for a
+ * device holds it for a second, and then nothing captures. */
 enum { FENCE_NAPS = 10000 };
 
 static struct pya_fence *
@@ -31,7 +31,7 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
             return PYA_E_HOST_NOMEM;
         }
         fence->stream = stream;
-        fence->is_gone = true; /* until the next line */
+        fence->is_gone = true; /* replaced by the next line */
         fence->next = card->fences;
         card->fences = fence;
     }
@@ -40,8 +40,8 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
     return PYA_OK;
 }
 
-/* May a graph be being captured on the device of another card?  That card's lock is not waited for: it may be held by a thread
- * that asks the same of the caller's. */
+/* May a graph capture be in progress on the device of another card?  That card's lock is not waited for, because its
+ * holder may be trying the caller's lock for the same purpose. */
 static bool
 other_may_capture(struct pya_card *other, bool insists) {
     if (!pya_lock_try_for(&other->lock, insists ? FENCE_NAPS : 0)) {
@@ -60,7 +60,7 @@ fence_sync_other(const struct pya_card *card, const struct pya_fence *fence, boo
     const bool may_be_open = fence->device >= 0 && fence->device < PYA_MAX_DEVICES;
     struct pya_card *other = may_be_open ? pya_cards_get(card->cards, fence->device) : NULL;
     if (other == NULL) {
-        return PYA_E_BUSY; /* it could not be opened when the stream was heard of, nor since */
+        return PYA_E_BUSY; /* its device could not be opened, then or since */
     }
     return other_may_capture(other, insists) ? PYA_E_CAPTURE : pya_device_sync(other->dev);
 }
@@ -71,7 +71,7 @@ pya_fence_sync(struct pya_card *card, const struct pya_fence *fence, bool insist
     return st == PYA_OK ? pya_device_sync(card->dev) : st;
 }
 
-/* The same of all streams. */
+/* Waits for the card's device and those of all foreign streams. */
 static pya_status
 fences_sync(struct pya_card *card) {
     pya_status st = PYA_OK;
@@ -95,17 +95,18 @@ void
 pya_fence_bury(struct pya_card *card, struct pya_fence *fence) {
     fence->is_gone = true;
     card->n_fences--;
-    card->last_arena = NULL; /* may be of that stream: its next request is to be noticed */
+    card->last_arena = NULL; /* it may belong to that stream, whose next request must be noticed */
 }
 
-/* Of a foreign stream: a capture begun by hand, seen in a request or a free. */
+/* Is a foreign stream capturing, as seen in a request or a free?  This covers captures begun by hand. */
 static bool
 fence_remembers(const struct pya_card *card, const struct pya_fence *fence) {
     return fence->was_capturing &&
            pya_device_clock_ns(card->dev) - fence->captured_at < FENCE_CAPTURE_NS;
 }
 
-/* The same, and torch's captures, which route requests to a pool; one that only includes the stream began on another. */
+/* Also covers torch's captures, which route requests to a pool, and a stream that joined a capture begun on another
+ * one. */
 static bool
 fence_may_capture(const struct pya_card *card, const struct pya_fence *fence) {
     if (fence->is_gone) {
@@ -121,7 +122,7 @@ fence_may_capture(const struct pya_card *card, const struct pya_fence *fence) {
     return pool != NULL;
 }
 
-/* As far as is known. */
+/* Is the stream capturing, as far as is known? */
 static bool
 fence_is_capturing(const struct pya_card *card, const struct pya_fence *fence) {
     bool is_capturing = false;
@@ -199,7 +200,7 @@ pya_fences_are_capturing(struct pya_card *card) {
     return fence != NULL || fences_are_warned(card);
 }
 
-/* Without the lock, which is given up meanwhile. */
+/* Waits for the device.  The lock is released meanwhile. */
 static pya_status
 fences_wait(struct pya_card *card) {
     if (pya_fences_are_capturing(card)) {
@@ -268,7 +269,8 @@ pya_event_mark(struct pya_device *dev, pya_stream stream, pya_event *event) {
     return st == PYA_OK ? pya_device_event_record(dev, *event, stream) : st;
 }
 
-/* No event tells of the stream, so it is waited for, with all others where it cannot be alone; ever more rarely. */
+/* No event tells how far the stream is, so it is waited for, together with all others if it cannot be waited for
+ * alone; ever more rarely. */
 static pya_status
 fence_wait(struct pya_card *card, struct pya_fence *fence) {
     if (!pya_fence_is_due(++fence->n_failed)) {
@@ -278,17 +280,17 @@ fence_wait(struct pya_card *card, struct pya_fence *fence) {
     return st == PYA_E_DEVICE ? pya_device_sync(card->dev) : st;
 }
 
-/* PYA_E_STREAM: there is no such stream any more.  Any other failure: nothing is known of it. */
+/* PYA_E_STREAM: the stream does not exist any more.  Any other failure: nothing is known. */
 static pya_status
 fence_record(struct pya_card *card, struct pya_fence *fence) {
     bool is_capturing = false;
     pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
     if (st == PYA_E_CAPTURE || is_capturing) {
-        return PYA_E_CAPTURE; /* it would become part of the graph, or end the capture */
+        return PYA_E_CAPTURE; /* the record would become part of the graph, or end the capture */
     }
     if (st != PYA_E_STREAM) {
         st = pya_event_mark(card->dev, fence->stream, &fence->event);
-        /* A capture may have begun meanwhile: to query an event that became part of the graph would end it. */
+        /* A capture may have begun meanwhile: querying an event that became part of the graph would end it. */
         const bool is_captured = st == PYA_OK && pya_fence_is_captured(card, fence);
         st = is_captured ? PYA_E_CAPTURE : st;
         fence->is_open = st == PYA_OK;
@@ -308,7 +310,8 @@ fences_fail(struct pya_card *card) {
     return false;
 }
 
-/* What a destroyed stream had to do goes on; once all work was waited for there is nothing left to ask it. */
+/* The work of a destroyed stream continues.  Once all work was waited for, there is nothing left to ask about the
+ * stream. */
 static bool
 fences_bury(struct pya_card *card) {
     bool is_due = false;
@@ -343,7 +346,7 @@ pya_fences_record(struct pya_card *card, bool *waited) {
             return fences_fail(card);
         }
     }
-    /* One wait for all of them: each was destroyed before it. */
+    /* One wait serves all of them, because each was destroyed before it. */
     if (n_leaving > 0 || waits) {
         *waited = n_leaving > 0 ? fences_bury(card) : fences_sync(card) == PYA_OK;
     }
@@ -360,7 +363,7 @@ pya_fences_n_open(struct pya_card *card, size_t *n_open, struct pya_fence **last
         }
         bool is_done = false;
         pya_status st = pya_device_event_query(card->dev, fence->event, &is_done);
-        /* Part of a graph, the event tells nothing until it is recorded again. */
+        /* An event that is part of a graph tells nothing until it is recorded again. */
         if (st == PYA_E_CAPTURE) {
             return fences_fail(card);
         }

@@ -4,9 +4,9 @@
 #include "debug.h"
 #include "gc.h"
 
-/* What the policy assumes calls cost: published A100 figures.  An H200 takes 9 us to make a grain of any size and 24 to map
- * and open it once more (csrc/device/sim_cost.h); weighed by these, programs take 0.02 to 0.04 more memory for a tenth
- * less time of these calls. */
+/* The costs that the policy assumes for calls: published A100 figures.  An H200 takes 9 us to create a grain of any
+ * size and 24 us to map it once more and make it accessible (csrc/device/sim_cost.h).  With those figures programs
+ * take 0.02 to 0.04 more memory and a tenth less time in these calls. */
 enum {
     COST_CREATE_NS = 30000,
     COST_MAP_NS = 1500,
@@ -14,10 +14,10 @@ enum {
     COST_ACCESS_PAGE_NS = 2000,
 };
 
-/* A growth makes one page in GROW_SHARE of what there is, at least GROW_PAGES and at most GROW_MOST: each one is a
- * call that opens the range to the device.  With fewer than GROW_EARLY pages each is a good part of the whole, so the
- * least is GROW_FEW.  A private pool, whose pages nobody else may use and of which each of many graphs may have one,
- * grows by at most one page in GROW_POOL_SHARE of what it has. */
+/* A growth creates one page in GROW_SHARE of the existing ones, at least GROW_PAGES and at most GROW_MOST, because
+ * each growth needs a call that makes the pages accessible.  Below GROW_EARLY pages each page is a good part of the
+ * total, so the minimum is GROW_FEW.  A private pool grows by at most one page in GROW_POOL_SHARE of its own: nobody
+ * else may use its pages, and each of many graphs may have a pool. */
 #ifdef PYA_TEST_TINY
 enum { GROW_PAGES = 2 };
 #else
@@ -25,65 +25,67 @@ enum { GROW_PAGES = 4 };
 #endif
 enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POOL_SHARE = 4 };
 
-/* balanced: below this a request is not worth stitching for. */
+/* balanced: smaller requests are not worth stitching for. */
 #define BALANCED_STITCH_FROM ((size_t)3 << 20)
-/* balanced: patience is how many times the cost of growing stitching may have cost since the last growth.  Once all
- * stitching has cost BALANCED_EARLY_SHARE of what creating all memory did, patience falls to BALANCED_PATIENCE_LATE,
- * so that the whole bill stays bounded however long a program runs.  Streams that share memory keep it longer
+/* balanced: patience p allows stitching to cost up to p times the growth it avoids, counted since the last growth.
+ * Once all stitching has cost BALANCED_EARLY_SHARE of creating all memory, patience falls to BALANCED_PATIENCE_LATE,
+ * so that the total stays bounded however long a program runs.  Streams that share memory keep their patience longer
  * (thrift()): stitching serves them far better than memory of their own. */
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
-/* Patience is for all that is unused, not for one growth: of programs whose large requests are each some percent of what
- * is live a growth is cheap beside stitching, and one after the other they came to a quarter.  Once memory would pass peak
- * live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience there was, less once
- * stitching has cost a lot (thrift()), for sizes that never come again are stitched for ever; and from EXCESS_FROM pages on
- * a growth makes no page more than it needs. */
+/* Patience considers all unused memory, not only one growth.  If each large request is some percent of live memory,
+ * one growth looks cheap beside stitching, but one after the other they added up to a quarter.  Once memory would
+ * exceed peak live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience.
+ * This shrinks once stitching has cost a lot (thrift()), because sizes that never recur would be stitched for ever.
+ * From EXCESS_FROM pages on a growth creates only the pages it needs. */
 #define EXCESS_FREE 0.02
 #define EXCESS_FROM 64
 #define EXCESS_PATIENCE 250.0
-/* reuse() tells how often a stitched range was used again, as if REUSE_PRIOR ranges had been used once each before the
- * first.  Ranges that are used again make up for their cost: late patience is multiplied by it, at most by REUSE_MOST.
- * Below REUSE_LEAST a growth does not clear the debt of stitching, but takes off GROWTH_PAYS times the cost of its new
- * pages: a little growth does not buy much more stitching. */
+/* reuse() tells how often a stitched range was used again, as if REUSE_PRIOR ranges had been used once each before
+ * the first one.  Reused ranges are worth their cost, so late patience is multiplied by it, at most by REUSE_MOST.
+ * Below REUSE_LEAST a growth does not clear the stitching debt, but reduces it by GROWTH_PAYS times the cost of its
+ * new pages: a small growth does not buy much more stitching. */
 #define REUSE_PRIOR 16.0
 #define REUSE_LEAST 0.25
 #define REUSE_MOST 2.0
 #define GROWTH_PAYS 1.25
-/* Patience with pages taken from other streams: since the stream last grew instead, what taking may cost of making. */
+/* Patience with pages taken from other streams: how many times the cost of creating them taking may cost, since the
+ * stream last grew instead. */
 #define TRANSFER_PATIENCE 8.0
-/* Streams that share memory, and programs in excess, begin to lose patience once that has cost this many times what
- * creating all memory did. */
+/* Streams that share memory, and programs in excess, begin to lose patience once this has cost that many times the
+ * creation of all memory. */
 #define THRIFT_FROM 2.0
-/* Patience above the level (gc.h), early and late; with streams that share memory it is BALANCED_PATIENCE.  Twice as
- * much makes a program of ever new sizes three times slower. */
+/* Patience above the level (gc.h), early and late; streams that share memory have BALANCED_PATIENCE.  Twice as much
+ * makes a program whose sizes always change three times slower. */
 #define PRESSED_PATIENCE 4.0
 /* Requests of at least 1/BALANCED_MOVE_SHARE of peak live move pages to the end instead of stitching.  Streams that
- * share memory always move: a stream can take over a stretch of pages as it lies, a stitched range only whole. */
+ * share memory always move: a stream can take over part of adjacent pages, but a stitched range only as a whole. */
 #define BALANCED_MOVE_SHARE 4
-/* They stitch all the same where each of the last GROWING_FROM was larger than the one before by at most
+/* Exceptions, which stitch: each of the last GROWING_FROM requests was larger than the one before by at most
  * 1/GROWING_SHARE ... */
 #define GROWING_SHARE 8
 #define GROWING_FROM 2
-/* ... or the last REPEATED_FROM were of one size: a stitched range is then used again, a moved run never is. */
+/* ... or the last REPEATED_FROM had the same size: a stitched range is then reused, a moved run never is. */
 #define REPEATED_FROM 2
-/* A stitched block owns its pages whole.  Once live ones leave more than this share of what stitching would spare
- * unused in their pages, new pages are better: they hold blocks of any size. */
+/* A stitched block owns its pages whole.  Once live stitched blocks leave more than this share of the pages that
+ * stitching would save unused, new pages are better: they hold blocks of any size. */
 #define WASTE_SHARE 0.8
-/* Pages spared while live memory rises are soon made all the same, and what sparing them cost is lost.  Where the
- * last RISING_FROM choices found it so, requests of RISING_LEAST bytes or more grow at once, if that is no more than
- * RISING_SHARE of peak live: what is made just before the rise ends stays. */
+/* If live memory rises, pages that were saved must soon be created anyway, and the cost of saving them is lost.  If
+ * the last RISING_FROM choices were in vain like this, requests of at least RISING_LEAST bytes grow at once, provided
+ * that the growth is at most RISING_SHARE of peak live, because what is created just before the rise ends stays. */
 #define RISING_FROM 2
 #define RISING_SHARE 0.005
 #define RISING_LEAST ((size_t)8 << 20)
-/* tight: physical memory may pass peak live by TIGHT_SLACK of it before stitching starts.  Each stitch adds its cost
- * to a bucket, every request takes a little out; each time it runs over, the slack grows by TIGHT_SLACK_STEP. */
+/* tight: physical memory may exceed peak live by TIGHT_SLACK of it before stitching starts.  Each stitch adds its
+ * cost to a bucket, and every request drains a little.  Each time the bucket overflows, the slack grows by
+ * TIGHT_SLACK_STEP. */
 #define TIGHT_SLACK 0.01
 #define TIGHT_SLACK_STEP 0.02
 #define TIGHT_BUCKET_NS 20e6
-#define TIGHT_BUCKET_MOST_NS 60e3 /* one stitch adds no more */
-#define TIGHT_LEAK_NS 500.0       /* for each request */
-/* tight: requests from here on move pages instead of stitching. */
+#define TIGHT_BUCKET_MOST_NS 60e3 /* limit for one stitch */
+#define TIGHT_LEAK_NS 500.0       /* drained by each request */
+/* tight: requests of this size or more move pages instead of stitching. */
 #define TIGHT_MOVE_FROM ((size_t)1 << 30)
 
 static double
@@ -96,7 +98,8 @@ create_cost_ns(size_t n_pages) {
     return (double)n_pages * (COST_CREATE_NS + COST_MAP_NS + COST_ACCESS_PAGE_NS);
 }
 
-/* tight gives way where saving the last percent would cost too much of the program's time. */
+/* Fills tight's bucket.  It makes tight give way when saving the last percent would cost too much of the program's
+ * time. */
 static void
 policy_fill_bucket(struct pya_card *card, double cost_ns) {
     int64_t n_requests = (int64_t)pya_card_requests(card);
@@ -117,7 +120,8 @@ peak_with(const struct pya_card *card, size_t bytes) {
     return live > card->peak_live_bytes ? live : card->peak_live_bytes;
 }
 
-/* What memory would be beyond peak live, less what is free to be, as a share of it, if n pages were made for a request. */
+/* Memory beyond peak live, as a share of it and minus the allowance EXCESS_FREE, if n pages were created for a
+ * request. */
 static double
 excess_with(const struct pya_card *card, size_t bytes, size_t n) {
     double grown = (double)(card->reserved_bytes + n * PYA_PAGE);
@@ -157,8 +161,9 @@ pya_policy_pay(struct pya_arena *arena, size_t n_handles) {
     }
 }
 
-/* Streams that share memory pay for it again and again, as do ever new sizes.  Once that has cost twice what creating all
- * memory did they lose patience, quickly, so that each gets what it needs and calls grow rare. */
+/* Streams that share memory pay for it again and again, and so do sizes that always change.  Once this has cost twice
+ * what creating all memory did, they lose patience quickly, so that each gets the memory it needs and calls become
+ * rare. */
 static double
 thrift(const struct pya_card *card) {
     double spent = card->stitch_ns / (THRIFT_FROM * create_cost_ns(card->pages.n_live + 1));
@@ -182,13 +187,13 @@ pya_policy_pay_transfer(struct pya_arena *arena, size_t n_handles) {
     arena->card->stitch_ns += cost_ns;
 }
 
-/* How often a stitched range is used again. */
+/* How often a stitched range is used again, on average. */
 static double
 reuse(const struct pya_card *card) {
     return ((double)card->n_reused + REUSE_PRIOR) / ((double)card->n_stitched + REUSE_PRIOR);
 }
 
-/* What is left of the debt when growth adds n pages. */
+/* The debt that remains after growth adds n pages. */
 static double
 debt_after_growth(const struct pya_arena *arena, size_t n) {
     double left = arena->stitch_debt_ns - GROWTH_PAYS * create_cost_ns(n);
@@ -200,9 +205,9 @@ pya_policy_is_growing(const struct pya_arena *arena) {
     return arena->n_grown >= GROWING_FROM;
 }
 
-/* Is this one tensor that grows, each large request a little larger than the one before?  A stitched range is
- * extended by what it lacks, but the end of the arena, where pages are moved, is there for one tensor only.  Or one
- * that comes again, and finds its range? */
+/* Is this one growing tensor, each large request slightly larger than the one before?  A stitched range is extended
+ * by just what it lacks, whereas the end of the arena, where pages are moved to, serves only one tensor.  Or is it a
+ * request that recurs and finds its range again? */
 static bool
 is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     size_t n = pya_pages_for(bytes);
@@ -217,7 +222,7 @@ is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     return pya_policy_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
 }
 
-/* Did live memory take what was spared before, time and again? */
+/* Did live memory repeatedly grow by as much as had been saved before? */
 static bool
 is_rising(struct pya_arena *arena, const struct pya_plea *plea) {
     const size_t peak_live = peak_with(arena->card, plea->bytes);
@@ -238,7 +243,7 @@ plan_how(struct pya_arena *arena, const struct pya_plea *plea) {
     return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
-/* Saves the pages that growing would cost, until saving has cost `patience` times what they would. */
+/* Saves the pages that growing would need, until saving has cost `patience` times as much as these pages. */
 static enum pya_plan
 plan_save(struct pya_arena *arena, const struct pya_plea *plea, double patience) {
     enum pya_plan how = plan_how(arena, plea);
@@ -278,7 +283,7 @@ plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
     return plan_save(arena, plea, patience);
 }
 
-/* Above the level: whatever saves pages, until it has cost far more than the pages would. */
+/* Above the level: prefers whatever saves pages, until it has cost far more than the pages. */
 static enum pya_plan
 plan_pressed(struct pya_arena *arena, const struct pya_plea *plea) {
     double patience = pya_card_is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
@@ -325,6 +330,6 @@ pya_policy_plan(struct pya_arena *arena, const struct pya_plea *plea) {
         plan = card->options.memory == PYA_MEMORY_TIGHT ? plan_tight(plea)
                                                         : plan_balanced(arena, plea);
     }
-    /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
+    /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim), so its pages stay at home. */
     return plan == PYA_PLAN_MOVE && !pya_pool_is_open(arena) ? PYA_PLAN_STITCH : plan;
 }

@@ -1,8 +1,8 @@
 /* Giving memory back.  Floor 9.
  *
- * A page can go only when no address maps it any more, so the order is: choose pages, unmap every idle
- * stitched range and dead address that shows one of them, unmap their homes, release.  Whatever cannot be
- * unmapped keeps its page. */
+ * A page can be released only when no address maps it any more.  So the order is: choose pages, unmap every idle
+ * stitched range and dead address that maps one of them, unmap their homes, release.  A page whose addresses cannot
+ * all be unmapped is kept. */
 #include "trim.h"
 
 #include <stdlib.h>
@@ -21,7 +21,8 @@ page_is_going(const struct pya_card *card, pya_page_id id) {
     return page->is_leaving || page->range == NULL;
 }
 
-/* An arena that has none looks like one that never had: its pool may go. */
+/* Frees an empty list of stitched ranges, so that the arena looks as if it never had any and its pool may be
+ * dropped. */
 static void
 forget_no_stitches(struct pya_arena *arena) {
     if (arena->stitches != NULL && arena->stitches->newest == NULL) {
@@ -47,7 +48,7 @@ trim_stitches(struct pya_card *card, struct pya_arena *arena) {
     forget_no_stitches(arena);
 }
 
-/* Unmaps a run of slots and makes it a hole; on failure nothing changed. */
+/* Unmaps a run of slots and turns it into a hole.  On failure nothing has changed. */
 static pya_status
 slots_unmap(struct pya_card *card, struct pya_block *block) {
     struct pya_range *range = block->range;
@@ -66,7 +67,7 @@ slots_unmap(struct pya_card *card, struct pya_block *block) {
     return PYA_OK;
 }
 
-/* everything: all dead addresses, not only those that show a leaving page. */
+/* everything: all dead addresses, not only those that map a leaving page. */
 static void
 trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
     for (struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
@@ -83,7 +84,7 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
             for (size_t i = 0; i < n && !is_going; i++) {
                 is_going = page_is_going(card, range->slots[first + i].page);
             }
-            /* A hole above it disappears into it. */
+            /* A hole above it is merged into it. */
             while (pya_block_is(next, PYA_BLOCK_HOLE)) {
                 next = next->next;
             }
@@ -97,8 +98,8 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
     }
 }
 
-/* Takes pages ids[0..n) that lie side by side out of their run and unmaps their home; ids[0] begins a grain.  Returns how
- * many it has looked at. */
+/* Removes adjacent pages ids[0..n) from their run and unmaps their home.  ids[0] begins a grain.  Returns how many
+ * pages it has dealt with. */
 static size_t
 pages_unhome(struct pya_card *card, const pya_page_id *ids, size_t n) {
     struct pya_page *items = card->pages.items;
@@ -131,7 +132,7 @@ pages_unhome(struct pya_card *card, const pya_page_id *ids, size_t n) {
     return k;
 }
 
-/* Releases every page without home and mapping, those of earlier failures too. */
+/* Releases every page without home and mapping, including those of earlier failures. */
 static size_t
 pages_release_homeless(struct pya_card *card) {
     size_t n_bytes = 0;
@@ -149,8 +150,8 @@ pages_release_homeless(struct pya_card *card) {
     return n_bytes;
 }
 
-/* A grain goes whole: how many of the n_here pages stay, rather fewer than n_keep than more, unless reserve() wants them.
- * n_gone others go already. */
+/* Rounds to whole grains: how many of the n_here pages stay.  Rather fewer than n_keep than more, unless
+ * pya_reserve() needs them.  n_gone other pages are leaving already. */
 static size_t
 trim_round(
     const struct pya_card *card, const pya_page_id *ids, size_t n_keep, size_t n_here,
@@ -166,7 +167,7 @@ trim_round(
     return is_spare ? n_less : n_less + pya_page_n(&card->pages, ids[n_keep]);
 }
 
-/* The wholly free pages of the scope that are to leave: ids[0..*n), arena by arena. */
+/* Chooses the wholly free pages of the scope that leave: ids[0..*n), arena by arena. */
 static pya_status
 trim_choose(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_most,
@@ -177,14 +178,14 @@ trim_choose(
         if (!is_whole && (scope != PYA_TRIM_OPEN || !arena->has_left)) {
             continue;
         }
-        /* Of a pool in use only what it has not touched. */
+        /* In a pool in use, only pages that it has not touched. */
         const struct pya_arena *taker = is_whole ? NULL : arena;
         size_t n_here;
         pya_status st = pya_pages_pick(arena, SIZE_MAX, taker, NULL, ids + n, &n_here);
         if (st != PYA_OK) {
             return st;
         }
-        /* The highest addresses go: the low ones are where best fit packs. */
+        /* The highest addresses leave, because best fit packs blocks at the low ones. */
         size_t n_keep = n + n_here > n_most ? n + n_here - n_most : 0;
         n_keep = trim_round(card, ids + n, n_keep, n_here, n);
         for (size_t i = 0; n_keep > 0 && i + n_keep < n_here; i++) {
@@ -262,7 +263,8 @@ pya_trim_card(
     return PYA_OK;
 }
 
-/* Unmaps dead addresses, and stitched ranges, least recently used first, while the card has more than n_keep mappings. */
+/* While the card has more than n_keep mappings: unmaps dead addresses and stitched ranges, least recently used
+ * first. */
 static pya_status
 arena_drop_addresses(struct pya_card *card, struct pya_arena *arena, size_t n_keep) {
     pya_status st = PYA_OK;
@@ -283,7 +285,7 @@ settle(struct pya_card *card) {
     pya_pools_note_wait(card);
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *pool = arena->pool;
-        /* Others took all of its memory; old addresses may be left. */
+        /* Others took all of its memory, but old addresses may be left. */
         if (pool != NULL && pool->n_users == 0 && !pool->is_active && arena->free_bytes == 0 &&
             pya_arena_is_vacant(arena)) {
             (void)!arena_drop_addresses(card, arena, 0);
@@ -292,7 +294,7 @@ settle(struct pya_card *card) {
     pya_pools_sweep(card);
 }
 
-/* Where it fails they stay closed, and whoever needs the device next says why. */
+/* If the wait fails, the pools stay closed, and the next user of the device learns why. */
 pya_status
 pya_trim_settle_meanwhile(struct pya_card *card) {
     bool is_idle;
@@ -307,7 +309,7 @@ pya_trim_settle_meanwhile(struct pya_card *card) {
     return st == PYA_E_HOST_NOMEM ? st : PYA_OK;
 }
 
-/* A graph may have addresses of a pool in use in its kernels, whatever is free at them now. */
+/* Skips pools in use: a graph's kernels may contain their addresses, even if the memory there is free now. */
 static pya_status
 card_drop_addresses(struct pya_card *card, size_t n_keep) {
     pya_status st = PYA_OK;
@@ -332,7 +334,7 @@ pya_trim_addresses(struct pya_card *card) {
     return is_due;
 }
 
-/* Has it more mappings than its options allow, those that cannot go not counted? */
+/* Does the card have more mappings than its options allow, not counting those that cannot be unmapped? */
 static bool
 card_is_crowded(const struct pya_card *card) {
     size_t most = card->pages.n_live * card->options.mappings_per_page;
@@ -354,7 +356,7 @@ pya_trim_mappings(struct pya_card *card) {
     pya_device_begin(card->dev);
     (void)!card_drop_addresses(card, n_keep);
     pya_device_end(card->dev);
-    /* What cannot go is not waited for again until as many new ones have come. */
+    /* If some cannot be unmapped, the next wait comes only after as many new mappings. */
     size_t n_left = card->pages.n_mappings;
     card->n_held_mappings = n_left > n_keep ? n_left - n_keep : 0;
 }
