@@ -231,10 +231,10 @@ def test_devices_by_name_and_devices_that_are_not_there() -> None:
 @pyalloc_only
 def test_what_is_no_size_no_pool_and_no_callback_is_said_at_once() -> None:
     for wrong in ("many", "1GiB,memory:tight"):
-        with pytest.raises(pyalloc.ConfigError, match="is no size"):
+        with pytest.raises(pyalloc.ConfigError, match="is not a size"):
             pyalloc.set_limit(wrong)
     for odd in (7, (1, 2, 3), ("a", "b")):
-        with pytest.raises(pyalloc.ConfigError, match="is no pool"):
+        with pytest.raises(pyalloc.ConfigError, match="is not a pool"):
             pyalloc.set_limit("1GiB", pool=odd)
     with pytest.raises(TypeError, match="a function of"):
         pyalloc.on_pressure(3)
