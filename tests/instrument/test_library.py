@@ -238,11 +238,11 @@ def test_leak(keeps):
     assert "8 failed, 2 passed" in out, out
     assert "limit_gpu_memory: '-1' is not a size" in out
     assert 'limit_gpu_memory takes one size, e.g. "2 GB"\n' in out
-    assert 'limit_gpu_memory takes one size, e.g. "2 GB", no warmups\n' in out
-    assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
-    assert "needed 72.0 MiB, the limit is 64.0 MiB" in out
-    assert "needed 2.0 KiB, the limit is 1.0 KiB" in out
-    assert "needed 75,497,472 bytes, the limit is 75,497,471" in out
+    assert 'limit_gpu_memory takes one size, e.g. "2 GB", and no argument warmups\n' in out
+    assert "used 70.0 MiB on device 0, the limit is 64.0 MiB" in out
+    assert "used 72.0 MiB on device 0, the limit is 64.0 MiB" in out
+    assert "used 2.0 KiB on device 0, the limit is 1.0 KiB" in out
+    assert "used 75,497,472 bytes on device 0, the limit is 75,497,471" in out
     assert "the test left 8.0 MiB in use on device 0" in out
 
 

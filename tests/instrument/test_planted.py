@@ -544,7 +544,7 @@ def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> 
         plan.event("alloc", addr=(i + 2) << 32, bytes=20 * MIB, stack=kept)
     path = plan.done()
     assert kinds(path)["checkpoint"].text.startswith(
-        "5 activations of Mlp.forward hold 100.0 MiB at the peak. model.set_grad_checkpointing() would make"
+        "5 activations of Mlp.forward hold 100.0 MiB at the peak. model.set_grad_checkpointing() would recompute"
     )
     analysis = trace.analyse(path)
     rows = {row.name: row.bytes >> 20 for row in analysis.by_category(analysis.peak.blocks)}
