@@ -1,7 +1,7 @@
-/* pyalloc._core: the allocator for Python.  Knows nothing of torch: the bridge's functions are only passed on.
+/* pyalloc._core: the allocator for Python.  Knows nothing of torch; the bridge's functions are only passed on.
  *
- * A process has one heap, as it has one current allocator in torch.  Every call into the heap is made without the GIL:
- * another thread may hold the heap's lock while it waits for the GIL to look at its frames. */
+ * A process has one heap, as torch has one current allocator.  Every call into the heap is made without the GIL, because
+ * another thread may hold the heap's lock while it waits for the GIL to read its own frames. */
 #include "module.h"
 
 #include "device/cuda.h"
@@ -16,8 +16,8 @@
 #include <string.h>
 
 static struct pya_heap *_Atomic process_heap;
-/* What it was told of its requests, and the object that has the numbers; the heap's for its life, and guarded as create()
- * and destroy() are: by the module. */
+/* The layouts given to the heap, and the object whose bytes they point into.  They live as long as the heap.  No lock:
+ * only create() and destroy() use them, which the module serializes. */
 static struct pya_layout *process_layouts; /* in process_plan's bytes */
 static PyObject *process_plan;
 /* List of callables (device, bytes) -> bool; owned by the module. */
@@ -27,7 +27,7 @@ PyObject *
 pya_module_raise(const char *class_name, const char *text) {
     PyObject *errors = PyImport_ImportModule("pyalloc.errors");
     PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, class_name);
-    /* Names of files need not be UTF-8. */
+    /* The text may contain file names, which need not be UTF-8. */
     PyObject *decoded =
         class == NULL ? NULL : PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     if (decoded != NULL) {
@@ -74,8 +74,8 @@ open_error(void *arg, struct pya_device_error *out) {
     pya_cuda_error(out);
 }
 
-/* Calls each callable with (device, bytes); an exception is printed, not raised: an allocation is in progress.  They may
- * change the list, so a copy is walked. */
+/* Calls each callable with (device, bytes) on behalf of an allocation, so exceptions are printed, not raised.  Iterates over
+ * a copy, since callables may change the list. */
 static bool
 call_each(PyObject *callbacks, int device, size_t bytes) {
     bool any = false;
@@ -106,7 +106,7 @@ on_pressure(void *arg, int device, size_t bytes) {
     return call_each(pressure_callbacks, device, bytes) || has_freed;
 }
 
-/* Where a history is recorded, the next capture frees what was released. */
+/* While a history is recorded, the next capture frees what was released. */
 static void
 release_context(void *arg, void *context) {
     pya_stack_release(arg, context);
@@ -181,7 +181,7 @@ core_destroy(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Options as they would be: [(name, value, help)]; ConfigError where text is not understood. */
+/* The options that `text` would result in, as [(name, value, help)]; ConfigError if it cannot be parsed. */
 static PyObject *
 core_options(PyObject *self, PyObject *args) {
     (void)self;
@@ -384,7 +384,7 @@ core_oom_text(PyObject *self, PyObject *args) {
     return PyUnicode_FromString(text);
 }
 
-/* False in a subinterpreter: there is one allocator in a process, and its hooks call the first interpreter. */
+/* False in a subinterpreter: a process has one allocator, and its hooks call the first interpreter. */
 static PyObject *
 core_is_main_interpreter(PyObject *self, PyObject *args) {
     (void)self;

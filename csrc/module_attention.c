@@ -1,6 +1,6 @@
-/* Which calls of scaled attention torch's kernel serves faster. Such a call is over in microseconds, and looking
- * at three shapes from Python takes one of them. Here it takes a third by attributes, and next to nothing through
- * DLPack's table of C functions, where torch has that. */
+/* Decides which calls of scaled attention torch's kernel serves faster.  Such a call takes microseconds, and reading three
+ * shapes from Python takes one of them.  Here that costs a third by attributes, and next to nothing through DLPack's
+ * table of C functions, if torch has it. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -9,12 +9,12 @@
 
 static const char rule_capsule[] = "pyalloc.attention_rule";
 
-/* The limits, the names of what is asked of a tensor, and the only dtype. */
+/* The limits, the attribute names to read from a tensor, and the only dtype accepted. */
 struct rule {
     long long few_scores, few_queries, few_keys, largest_head;
     PyObject *shape, *stride, *dtype, *is_cpu, *wanted;
-    PyObject *types[2]; /* only of these, and not of classes made from them, is a view taken */
-    const struct pya_dlpack_api *api; /* NULL: by attributes */
+    PyObject *types[2]; /* views are taken only of exactly these classes, not of subclasses */
+    const struct pya_dlpack_api *api; /* NULL: use attributes */
 };
 
 enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
@@ -36,13 +36,13 @@ rule_destroy(PyObject *capsule) {
     rule_free((struct rule *)PyCapsule_GetPointer(capsule, rule_capsule));
 }
 
-/* Windows of a sequence, as unfold() makes them: torch's kernel gives garbage for such queries. */
+/* Overlapping windows of a sequence, as from unfold(): torch's kernel returns garbage for such queries. */
 static bool
 rule_overlaps(long long row, long long lane, long long n_rows, long long dim) {
     return lane == 1 && row > 0 && row < dim && n_rows > 1;
 }
 
-/* Takes the tuple. False with or without an exception set: not four numbers (a compiler's may not be) below the limit. */
+/* Steals the tuple.  False, with or without an exception set, unless it holds four ints below limit (a compiler's may not). */
 static bool
 rule_numbers(PyObject *tuple, long long limit, long long n[RULE_DIMS]) {
     bool is_known = tuple != NULL && PyTuple_Check(tuple) && PyTuple_Size(tuple) == RULE_DIMS;
@@ -77,7 +77,7 @@ rule_has(PyObject *tensor, PyObject *name, PyObject *wanted) {
     return has;
 }
 
-/* Empty tensors are not few: what they give is nothing any kernel computes. */
+/* Empty tensors do not count as few: no kernel has anything to compute. */
 static bool
 rule_is_few(const struct rule *r, const long long *q, const long long *k, const long long *v) {
     const bool is_few = q[2] < r->few_queries || k[2] < r->few_keys ||
@@ -105,7 +105,7 @@ rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
            rule_has(qkv[0], r->is_cpu, Py_True);
 }
 
-/* False: whatever the others are, the rule does not apply. */
+/* False: the rule does not apply, whatever the other tensors are. */
 static bool
 rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
     if (view->n_dims != RULE_DIMS || view->device_kind != PYA_DLPACK_CPU ||
@@ -121,7 +121,7 @@ rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
     return view->strides == NULL || !rule_overlaps(view->strides[2], view->strides[3], n[2], n[3]);
 }
 
-/* False with *is_known unset: attributes have to answer. */
+/* False with *is_known unset: ask the attributes instead. */
 static bool
 rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
     long long n[RULE_TENSORS][RULE_DIMS];
@@ -158,7 +158,7 @@ rule_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
         return NULL;
     }
     const bool applies = n == RULE_TENSORS && rule_applies(r, args);
-    PyErr_Clear(); /* what is no tensor gets its error from whoever knows what the call needs */
+    PyErr_Clear(); /* if an argument is no tensor, the code that needs one raises a better error */
     return PyBool_FromLong(applies);
 }
 
@@ -177,7 +177,7 @@ core_attention_rule(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(
             args, "(OO)OLLLL", &r->types[0], &r->types[1], &r->wanted, &r->few_scores,
             &r->few_queries, &r->few_keys, &r->largest_head)) {
-        r->types[0] = r->types[1] = r->wanted = NULL; /* not ours yet */
+        r->types[0] = r->types[1] = r->wanted = NULL; /* borrowed so far */
         goto free_rule;
     }
     Py_INCREF(r->types[0]);
@@ -196,7 +196,7 @@ core_attention_rule(PyObject *self, PyObject *args) {
         goto free_rule;
     }
     PyObject *function = PyCFunction_New(&rule_method, capsule);
-    Py_DECREF(capsule); /* the function's now, or nobody's */
+    Py_DECREF(capsule); /* the function holds it; if there is none, this frees it */
     return function;
 
 free_rule:

@@ -1,9 +1,9 @@
-/* Lines of a CSV file for Python, from the columns of a TraceReader: hundred million rows are too many to format there. */
+/* Formats the columns of a TraceReader as CSV lines: a hundred million rows are too many to format in Python. */
 #include "module.h"
 
 #include <string.h>
 
-/* Numbers, the kind's name and what is between them. */
+/* CSV_LINE has room for the numbers, the kind's name and the separators. */
 enum { CSV_LINE = 256, CSV_COLUMNS = 10, CSV_WIDE = 6 };
 
 struct csv_columns {
@@ -61,7 +61,7 @@ csv_kind(char *at, int kind) {
     return at;
 }
 
-/* The cell of that number, and what comes behind it.  False with an exception set. */
+/* Appends the cell of that number, then `end`.  False with an exception set. */
 static bool
 csv_cell(struct csv_buffer *buffer, PyObject *cells, uint32_t number, const char *end) {
     char *cell = NULL;
@@ -110,7 +110,7 @@ csv_line(struct csv_buffer *buffer, const struct csv_columns *columns, size_t i,
     return true;
 }
 
-/* False with an exception set where they are not what TraceReader.read() gave. */
+/* False with an exception set unless the columns have the form that TraceReader.read() returns. */
 static bool
 csv_columns_from(PyObject *tuple, struct csv_columns *out) {
     static const size_t each[CSV_COLUMNS] = {1, 1, 8, 8, 8, 8, 8, 8, 4, 4};

@@ -1,4 +1,4 @@
-/* Stacks of the allocator's history as a trace file numbers them. */
+/* Numbers the stacks of the allocator's history for a trace file. */
 #include "module_frames.h"
 
 #include "module_stack.h"
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 enum {
-    KEPT_FRAMES = 64, /* of a stack, the innermost */
+    KEPT_FRAMES = 64, /* innermost frames kept of a stack */
     FIRST_SLOTS = 1024,
 };
 
@@ -59,7 +59,7 @@ pya_frames_text(struct pya_trace_writer *trace, PyObject *text, uint32_t *out) {
     Py_ssize_t bytes = 0;
     const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, &bytes);
     PyObject *raw = NULL;
-    if (utf8 == NULL) { /* names with surrogates, as file names may have: as the system has them */
+    if (utf8 == NULL) { /* surrogates, as file names may have: use the file system's encoding */
         PyErr_Clear();
         raw = text == NULL ? NULL : PyUnicode_EncodeFSDefault(text);
         utf8 = raw == NULL ? NULL : PyBytes_AsString(raw);
@@ -75,7 +75,7 @@ pya_frames_text(struct pya_trace_writer *trace, PyObject *text, uint32_t *out) {
     return is_written;
 }
 
-/* The number of a frame seen for the first time; 0 with an exception set or when the trace cannot be written. */
+/* Defines a new frame and returns its number; 0 with an exception set or if the trace cannot be written. */
 static uint32_t
 frame_define(
     struct pya_frame_table *table, struct pya_trace_writer *trace,
@@ -100,7 +100,7 @@ frame_define(
     return id;
 }
 
-/* 0 as frame_define(). */
+/* Returns 0 as frame_define() does. */
 static uint32_t
 frame_number(
     struct pya_frame_table *table, struct pya_trace_writer *trace,

@@ -1,6 +1,6 @@
-/* Layouts for Python: where requests are to lie, and working that out (pyalloc/planning.py).
+/* Layouts for Python: where requests are to be placed, and computing that (pyalloc/planning.py).
  *
- * Numbers cross over as bytes objects of 64-bit ones, as array("Q").tobytes() makes them. */
+ * Numbers are passed as bytes objects of 64-bit integers, as from array("Q").tobytes(). */
 #include "module.h"
 
 #include "replay/placement.h"
@@ -10,10 +10,10 @@
 
 _Static_assert(sizeof(struct pya_layout_place) == 3 * sizeof(uint64_t), "as Python packs it");
 
-/* Before each layout's places: its device, how many of them are its period, how many there are. */
+/* Each layout starts with its device, the number of places in its period, and the number of places. */
 enum { LAYOUT_NUMBERS = 3 };
 
-/* The next layout in [*at, end), which it moves on; false: it is not whole. */
+/* Reads the next layout in [*at, end) and advances *at; false if it is truncated. */
 static bool
 layout_next(const char **at, const char *end, struct pya_layout *out) {
     uint64_t numbers[LAYOUT_NUMBERS];
@@ -27,7 +27,7 @@ layout_next(const char **at, const char *end, struct pya_layout *out) {
         return false;
     }
     *out = (struct pya_layout){
-        /* The bytes of such an object are aligned as it is, and all numbers before them are of 64 bits. */
+        /* A bytes object's contents are aligned, and all numbers before the places have 64 bits. */
         .places = (const void *)*at,
         .n = (size_t)numbers[2],
         .n_period = (size_t)numbers[1],
@@ -74,7 +74,7 @@ pya_module_layouts(PyObject *packed) {
     return NULL;
 }
 
-/* ---- working one out ---- */
+/* ---- computing one ---- */
 
 enum { PLACED_NUMBERS = 5 }; /* bytes, begin, end, begin, end */
 

@@ -8,7 +8,7 @@ in_mib(size_t bytes) {
     return bytes >> 20;
 }
 
-/* What was asked for beside what there is; without that where the device does not tell. */
+/* Raises an error with what was requested and, if the device tells, what is free. */
 static PyObject *
 reserve_refused(struct pya_heap *heap, int device, unsigned long long bytes) {
     struct pya_memory_info info;

@@ -1,4 +1,4 @@
-/* What was alive at the moments of a pass over a trace, for Python: rows of blocks, and what pictures need of millions. */
+/* The moments of a pass over a trace, for Python: rows of live blocks, and the condensed forms that plots need of millions. */
 #include "module_scan.h"
 
 #include <stdlib.h>
@@ -6,15 +6,15 @@
 
 typedef unsigned long long ull;
 
-/* ---- blocks: there may be millions, so their rows are what pyalloc.moments.Block holds ---- */
+/* ---- blocks: there may be millions, so a row holds exactly the fields of pyalloc.moments.Block ---- */
 
 enum { BLOCK_FIELDS = 16 };
 
-/* The texts that rows have named so far, each one object; NULL: not yet. */
+/* Texts already used by rows, one shared object each; NULL: not yet made. */
 struct block_texts {
     const struct pya_scan *scan;
     PyObject **plain;
-    PyObject **modules; /* without their prefix */
+    PyObject **modules; /* names without the "module:" prefix */
     size_t n;
 };
 
@@ -78,7 +78,7 @@ block_row(struct block_texts *texts, const struct pya_scan_block *b, uint64_t by
         if (row == NULL || fields[i] == NULL) {
             Py_XDECREF(fields[i]);
             Py_CLEAR(row);
-        } else if (PyTuple_SetItem(row, i, fields[i]) != 0) { /* it took the field in any case */
+        } else if (PyTuple_SetItem(row, i, fields[i]) != 0) { /* steals the field even on failure */
             Py_CLEAR(row);
         }
     }
@@ -95,7 +95,7 @@ texts_fini(struct block_texts *texts) {
     free(texts->modules);
 }
 
-/* For rows of these blocks.  False with an exception set, and nothing to fini. */
+/* Prepares the texts for rows of these blocks.  False with an exception set; then do not call fini. */
 static bool
 texts_init(
     struct block_texts *texts, const struct pya_scan *scan, const struct pya_scan_block *b,
@@ -111,7 +111,7 @@ texts_init(
     return true;
 }
 
-/* Of those alive, or of those pending. */
+/* Rows of the live blocks, or of the pending ones. */
 static PyObject *
 block_rows(
     const struct pya_scan *scan, const struct pya_scan_block *b, size_t n, bool as_requested,
@@ -131,7 +131,7 @@ block_rows(
     return list;
 }
 
-/* NULL with an exception set: there are not so many. */
+/* NULL with an exception set if there are not that many moments. */
 static const struct pya_scan_moment *
 moment_of(PyObject *self, unsigned number) {
     size_t n = 0;
@@ -199,7 +199,7 @@ pya_module_scan_moments(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* The value takes the place of the caller's reference; false where one of them could not be made. */
+/* Steals value.  False if value is NULL, or the item could not be set. */
 static bool
 segment_put(PyObject *dict, const struct pya_scan_segment *g, PyObject *value) {
     PyObject *key = Py_BuildValue("(iK)", g->device, (ull)g->addr);
@@ -209,7 +209,7 @@ segment_put(PyObject *dict, const struct pya_scan_segment *g, PyObject *value) {
     return done;
 }
 
-/* {(device, address): number} of the segments of private pools. */
+/* {(device, address): pool number} of the segments of private pools. */
 PyObject *
 pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
     unsigned moment_number = 0;
@@ -227,7 +227,7 @@ pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
     return dict;
 }
 
-/* {(device, address): (stack, phase)} of the segments whose request is known; stack 0: it had none. */
+/* {(device, address): (stack, phase)} of the segments whose request is known; stack 0: no stack. */
 PyObject *
 pya_module_scan_segment_requests(PyObject *self, PyObject *args) {
     unsigned moment_number = 0;
@@ -278,7 +278,7 @@ pya_module_scan_growths(PyObject *self, PyObject *unused) {
 }
 
 /* [(first, last, bytes, blocks, stack, phase, free_phase, category, is_freed_later, thread, stream, device)]; texts are
- * numbers */
+ * given by number */
 PyObject *
 pya_module_scan_stays(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -316,9 +316,9 @@ pya_module_scan_told(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* ---- a moment in short: a picture shows a thousand pieces, however many blocks there are ---- */
+/* ---- a moment condensed: a plot shows a thousand pieces, however many blocks there are ---- */
 
-/* [(stack, phase, bytes, blocks)]; phase: of those without a stack. */
+/* [(stack, phase, bytes, blocks)]; phase is only used for blocks without a stack. */
 PyObject *
 pya_module_scan_stack_sums(PyObject *self, PyObject *args) {
     unsigned number = 0;
@@ -332,7 +332,7 @@ pya_module_scan_stack_sums(PyObject *self, PyObject *args) {
     }
     const struct pya_scan *scan = pya_module_scan_from(self);
     (void)pya_scan_stacks(scan, &n_stacks);
-    /* By stack; from n_stacks on by phase. */
+    /* Indexed by stack, then from n_stacks on by phase. */
     const size_t n = n_stacks + highest_text(moment->blocks, moment->n_blocks) + 1;
     struct {
         uint64_t bytes;
@@ -362,14 +362,14 @@ pya_module_scan_stack_sums(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* Those of a segment: what is smaller than `smallest` is part of the piece before it. */
+/* The pieces of a segment.  What is smaller than `smallest` is added to the piece before it. */
 struct pieces {
     uint64_t smallest;
     uint64_t largest_gap;
-    uint64_t bytes;    /* of the last piece, */
-    Py_ssize_t which;  /* which is a block's (its place in rows), idle (-1) or pending (-2), */
-    bool is_open;      /* and not in numbers yet */
-    PyObject *numbers; /* bytes and which, in turns; NULL: an exception is set; so is rows */
+    uint64_t bytes;    /* of the current piece */
+    Py_ssize_t which;  /* what it is: a block (index into rows), idle (-1) or pending (-2) */
+    bool is_open;      /* the current piece is not in numbers yet */
+    PyObject *numbers; /* bytes, which, bytes, which, ...; here and in rows NULL: exception set */
     PyObject *rows;
     struct block_texts texts;
 };
@@ -383,7 +383,7 @@ piece_close(struct pieces *p) {
     }
 }
 
-/* Does a piece begin with these bytes? */
+/* Do these bytes start a new piece? */
 static bool
 piece_begins(struct pieces *p, uint64_t bytes) {
     if (bytes == 0) {
@@ -408,7 +408,7 @@ piece_idle(struct pieces *p, uint64_t begin, uint64_t end) {
     }
 }
 
-/* Of the blocks that are left those that begin in the segment; returns how many. */
+/* Adds the pieces of segment g.  b points at the remaining blocks; returns how many of them start in g. */
 static size_t
 segment_pieces(
     struct pieces *p, const struct pya_scan_segment *g, const struct pya_scan_block *b,
@@ -437,7 +437,7 @@ is_before(const struct pya_scan_block *b, const struct pya_scan_segment *g) {
     return b->device < g->device || (b->device == g->device && b->addr < g->addr);
 }
 
-/* (rows of blocks, [bytes, which, ...] of each segment, the largest idle piece) */
+/* (rows of blocks, [bytes, which, ...] per segment, size of the largest gap) */
 PyObject *
 pya_module_scan_pieces(PyObject *self, PyObject *args) {
     unsigned number = 0;

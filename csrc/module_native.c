@@ -1,7 +1,7 @@
 /* dladdr() walks the symbols of a whole library, some 0.2 ms for one of torch's, and the stacks of a history name the same
- * few thousand addresses over and over: what it said is kept in a table, open addressing.
+ * few thousand addresses over and over.  So we cache its answers in a hash table with open addressing.
  *
- * Where a library was unloaded and another lies in its place, the old names stay: a wrong name in a stack, no harm. */
+ * If a library is unloaded and another one is loaded at its address, the old names stay: wrong names in a stack, no harm. */
 #define _GNU_SOURCE /* dladdr */
 #include "module_native.h"
 
@@ -16,7 +16,7 @@
 
 enum {
     FIRST_SLOTS = 1024,
-    /* Then all are forgotten and looked up again, at a few hundred bytes each.  Large programs have some thousands. */
+    /* When full, the table is emptied.  An entry takes a few hundred bytes; large programs have some thousands. */
     MOST_KNOWN = 1 << 15,
 };
 
@@ -26,13 +26,13 @@ struct known {
     struct pya_native_texts texts; /* owned */
 };
 
-/* Of all below, a leaf but for the loader's own: no Python runs under it. */
+/* A leaf lock, apart from the loader's own: no Python code runs under it. */
 static struct pya_lock table_lock;
 static struct known *slots; /* owned */
 static size_t n_slots;      /* power of two, or 0 */
 static size_t n_known;      /* <= n_slots / 2 and <= MOST_KNOWN */
 
-/* The C++ runtime's; the bridge links it. */
+/* From the C++ runtime, which is linked because of the bridge. */
 extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *bytes, int *status);
 
 static struct known *
@@ -57,7 +57,7 @@ table_forget(void) {
     n_known = 0;
 }
 
-/* Room for one more; false without host memory. */
+/* Makes room for one more entry; false if host memory is out. */
 static bool
 table_grow(void) {
     if (n_known >= MOST_KNOWN) {
@@ -84,7 +84,7 @@ table_grow(void) {
     return true;
 }
 
-/* The file that Python's own functions lie in: a library, or the program. */
+/* The base of the file with Python's own functions: a library, or the program. */
 static const void *
 python_base(void) {
     static const void *base;
@@ -96,8 +96,8 @@ python_base(void) {
     return base;
 }
 
-/* From 3.14 on the interpreter's loop may be many static functions, which call one another last and leave nothing of
- * _PyEval_EvalFrameDefault() in the stack.  What else is static in Python's file passes a call on to it, or from it. */
+/* From 3.14 on the interpreter loop may be many static functions that tail-call one another, so that
+ * _PyEval_EvalFrameDefault() is not in the stack.  Other static functions of Python only pass calls to it or from it. */
 static bool
 is_of_interpreter(const Dl_info *where) {
     return where->dli_sname == NULL
@@ -118,8 +118,8 @@ owner_of(const Dl_info *where) {
     return is_of_interpreter(where) ? PYA_NATIVE_INTERPRETER : PYA_NATIVE_OTHER;
 }
 
-/* Owned; NULL without host memory.  A static function, which has no name here, is told by its place in the library:
- * that is the same in every process, and addr2line knows it. */
+/* Owned; NULL if host memory is out.  A static function has no name here, so its offset in the library stands for it: that
+ * is the same in every process, and addr2line understands it. */
 static char *
 name_of(const void *address, const Dl_info *where) {
     char text[300];
@@ -139,7 +139,7 @@ name_of(const void *address, const Dl_info *where) {
     return demangled != NULL ? demangled : strdup(where->dli_sname);
 }
 
-/* Fills a slot but for its address; false without host memory. */
+/* Fills all of a slot except its address; false if host memory is out. */
 static bool
 describe(const void *address, struct known *out) {
     Dl_info where;
@@ -155,7 +155,7 @@ describe(const void *address, struct known *out) {
     return true;
 }
 
-/* NULL without host memory; the lock is held. */
+/* NULL if host memory is out; the lock is held. */
 static const struct known *
 look_up_locked(void *address) {
     struct known found = {.address = address};

@@ -1,18 +1,18 @@
-/* What a call of the ops does each time, without the microseconds of ctypes and of looking at tensors from Python. */
+/* The per-call work of the ops in C: through ctypes and tensor attributes it would take microseconds. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "module.h"
 #include "module_dlpack.h"
 
-/* ---- a tensor's description, to find what was made for such before ---- */
+/* ---- a key that describes a tensor, for caches of what was made for such tensors ---- */
 
 static const char key_capsule[] = "pyalloc.tensor_key";
 
 struct key_maker {
-    PyObject *types[2]; /* of these, and not of classes made from them, there are keys */
+    PyObject *types[2]; /* only tensors of exactly these classes have keys, not of subclasses */
     PyObject *is_neg;   /* the method's name */
-    const struct pya_dlpack_api *api; /* NULL: there are none */
+    const struct pya_dlpack_api *api; /* NULL: no tensor has a key */
 };
 
 enum { KEY_TENSORS = 10, KEY_DIMS = 8, KEY_HEAD = 4, KEY_NUMBERS = KEY_HEAD + 2 * KEY_DIMS };
@@ -30,8 +30,8 @@ key_destroy(PyObject *capsule) {
     key_free((struct key_maker *)PyCapsule_GetPointer(capsule, key_capsule));
 }
 
-/* Numbers written: dtype, device, sizes and strides.  0, with or without an exception set: there is no key, as of a
- * tensor without elements, or with a negation that was put off. */
+/* Writes dtype, device, sizes and strides; returns how many numbers.  0, with or without an exception set: no key.  Tensors
+ * without elements, or with a lazy negation, have none. */
 static size_t
 key_write(const struct key_maker *maker, PyObject *tensor, int64_t *out) {
     struct pya_dlpack_view view = {0};
@@ -108,7 +108,7 @@ core_tensor_key(PyObject *self, PyObject *args) {
         return NULL;
     }
     PyObject *function = PyCFunction_New(&key_method, capsule);
-    Py_DECREF(capsule); /* the function's now, or nobody's */
+    Py_DECREF(capsule); /* the function holds it; if there is none, this frees it */
     return function;
 }
 
@@ -121,7 +121,7 @@ static PyObject *data_ptr; /* the method's name; made with the module */
 typedef int (*call_function)(const void *args);
 typedef int (*call_launcher)(const void *args, const void *target);
 
-/* Writes where each tensor's numbers are, and what is a number itself; false with an exception set. */
+/* Writes the tensors' data pointers, and arguments that are numbers; false with an exception set. */
 static bool
 call_fill(
     unsigned char *structure, size_t size, const uint16_t *places, PyObject *const *tensors,
@@ -147,8 +147,8 @@ call_fill(
     return true;
 }
 
-/* (function's address, structure, places of pointers in it, target or None, *tensors, numbers or None): the
- * function's answer. */
+/* (function's address, structure, offsets of the pointers in it, target or None, *tensors, numbers or None) -> what the
+ * function returns */
 static PyObject *
 core_op_call(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;

@@ -1,6 +1,6 @@
-/* From the allocator's history to a trace file, without a Python object for each event: _core.HistoryWriter.
+/* Writes the allocator's history to a trace file, without a Python object per event: _core.HistoryWriter.
  *
- * The GIL is held while stacks are looked up, a piece at a time, and given up while a piece is written. */
+ * Works in pieces: the GIL is held while a piece's stacks are looked up, and released while the piece is written. */
 #include "module.h"
 
 #include "core/history.h"
@@ -12,18 +12,18 @@
 #include <string.h>
 
 enum {
-    PIECE = 2048,     /* events */
-    MOST_AT_ONCE = 6, /* of one entry */
+    PIECE = 2048,     /* events in a piece */
+    MOST_AT_ONCE = 6, /* most events from one entry */
 };
 
 struct history_writer {
     PyObject ob_base;
     PyObject *trace;       /* _core.TraceWriter */
-    PyObject *used;        /* set of (device, pool): private pools of the trace that have a user */
-    PyObject *thread_name; /* callable: what a thread is called, "": not known */
-    PyObject *threads;     /* set of those that were asked about */
-    uint32_t last_thread;  /* the one of them that came last */
-    /* Where requests go in the trace, by device; (0, 0): no pool. */
+    PyObject *used;        /* set of (device, pool): private pools that have a user in the trace */
+    PyObject *thread_name; /* callable: a thread's name, "" if unknown */
+    PyObject *threads;     /* set of the threads whose names were asked for */
+    uint32_t last_thread;  /* the latest of them */
+    /* By device, the pool that requests go to in the trace; (0, 0): none. */
     struct pya_pool_id routed[PYA_MAX_DEVICES];
     struct pya_frame_table frames;
     bool is_busy; /* a thread writes, perhaps without the GIL */
@@ -36,7 +36,7 @@ history_from(PyObject *self) {
 
 /* ---- entries ---- */
 
-/* By action; 0: not in traces. */
+/* Trace kind by history action; 0: not written. */
 static const uint8_t kind_of[PYA_N_ACTIONS] = {
     [PYA_ACTION_ALLOC] = PYA_TRACE_ALLOC,
     [PYA_ACTION_FREE_REQUESTED] = PYA_TRACE_FREE,
@@ -50,14 +50,14 @@ static const uint8_t kind_of[PYA_N_ACTIONS] = {
     [PYA_ACTION_ANNOTATE] = PYA_TRACE_LABEL,
 };
 
-/* What is being written: the devices' entries and the marks, merged by time. */
+/* What is being written: the entries of all devices and the marks, merged by time. */
 struct drain {
     struct pya_trace_writer *trace;
     struct pya_context_owner owner;
     struct pya_history_part parts[PYA_MAX_DEVICES];
-    size_t at[PYA_MAX_DEVICES]; /* next of each part */
-    int n_devices;              /* with parts */
-    uint64_t now_ns;            /* everything up to here has been taken */
+    size_t at[PYA_MAX_DEVICES]; /* next entry of each part */
+    int n_devices;              /* number of parts */
+    uint64_t now_ns;            /* everything up to this time has been taken */
     int64_t offset_ns;
     PyObject *marks; /* list */
     Py_ssize_t next_mark;
@@ -83,7 +83,7 @@ part_entry(const struct pya_history_part *part, size_t i) {
     return &part->items[(part->first + i) % part->n];
 }
 
-/* The device whose next entry is the oldest; -1: none is left. */
+/* The device whose next entry is the oldest; -1 if none is left. */
 static int
 drain_oldest(const struct drain *d, uint64_t *time_ns) {
     int device = -1;
@@ -99,7 +99,7 @@ drain_oldest(const struct drain *d, uint64_t *time_ns) {
     return device;
 }
 
-/* Writes the piece without the GIL. */
+/* Writes the piece with the GIL released. */
 static pya_status
 drain_flush(struct drain *d) {
     pya_status status = PYA_OK;
@@ -113,7 +113,7 @@ drain_flush(struct drain *d) {
     return status;
 }
 
-/* ---- private pools: the history has them with each request, a trace when they change ---- */
+/* ---- private pools: the history names one in each request, a trace only records changes ---- */
 
 static bool
 is_pool(struct pya_pool_id a, struct pya_pool_id b) {
@@ -126,7 +126,7 @@ pool_event(struct drain *d, int kind, int device, struct pya_pool_id pool, uint6
         .kind = kind, .device = device, .time_ns = time_ns, .addr = pool.first, .arg = pool.second};
 }
 
-/* Is the pool among those with a user?  It is no longer or from now on.  -1 with an exception set. */
+/* Adds the pool to `used` or removes it; returns whether it was in it before, -1 with an exception set. */
 static int
 pool_use(const struct history_writer *h, int device, struct pya_pool_id pool, bool comes) {
     PyObject *key = Py_BuildValue(
@@ -139,7 +139,7 @@ pool_use(const struct history_writer *h, int device, struct pya_pool_id pool, bo
     return was;
 }
 
-/* Requests of the device go there from now on.  False with an exception set. */
+/* From now on requests of the device go to this pool.  False with an exception set. */
 static bool
 pool_route(
     struct history_writer *h, struct drain *d, int device, struct pya_pool_id pool,
@@ -158,20 +158,20 @@ pool_route(
     }
     const int was_used = pool_use(h, device, pool, true);
     pool_event(d, PYA_TRACE_POOL_BEGIN, device, pool, time_ns);
-    if (was_used == 1) { /* each begin is a user; the first stands for all */
+    if (was_used == 1) { /* each BEGIN adds a user; keep it at one */
         pool_event(d, PYA_TRACE_POOL_RELEASE, device, pool, time_ns);
     }
     return was_used >= 0;
 }
 
-/* Its last user has gone.  False with an exception set. */
+/* The pool's last user has gone.  False with an exception set. */
 static bool
 pool_release(
     struct history_writer *h, struct drain *d, int device, struct pya_pool_id pool,
     uint64_t time_ns) {
     const int was_used = pool_use(h, device, pool, false);
     if (was_used != 1) {
-        return was_used == 0; /* nothing was asked of it */
+        return was_used == 0; /* the trace has no request to it */
     }
     const bool is_routed = !is_pool(h->routed[device], pool) ||
                            pool_route(h, d, device, (struct pya_pool_id){0, 0}, time_ns);
@@ -179,7 +179,7 @@ pool_release(
     return is_routed;
 }
 
-/* What the program calls the block.  False when the trace cannot be written. */
+/* Adds the program's label of the block.  False if the trace cannot be written. */
 static bool
 drain_label(struct drain *d, int device, const struct pya_entry *entry, uint64_t time_ns) {
     struct pya_trace_event label = {
@@ -194,7 +194,7 @@ drain_label(struct drain *d, int device, const struct pya_entry *entry, uint64_t
     return true;
 }
 
-/* The name of a thread seen for the first time.  False with an exception set, or when the trace cannot be written. */
+/* Adds a thread's name when it is first seen.  False with an exception set, or if the trace cannot be written. */
 static bool
 thread_tell(struct history_writer *h, struct drain *d, uint32_t thread, uint64_t time_ns) {
     if (thread == h->last_thread) {
@@ -236,7 +236,7 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
         !pool_release(h, d, device, entry->place.pool, time_ns)) {
         return false;
     }
-    /* A free has the stack of its allocation where it has none of its own: the trace need not repeat it. */
+    /* If a free has no stack of its own, the history gives it that of its allocation: no need to repeat it. */
     const bool has_stack = kind != 0 && kind != PYA_TRACE_FREE && kind != PYA_TRACE_FREE_COMPLETED;
     if (has_stack && entry->has_stack && entry->context != NULL &&
         !pya_frames_number(&h->frames, d->trace, entry->context, &stack)) {
@@ -289,7 +289,7 @@ mark_read(PyObject *mark, struct pya_trace_event *out) {
     return true;
 }
 
-/* The next mark, if it is not younger than what was taken; *is_there says.  False with an exception set. */
+/* The next mark; *is_there: it is there and not later than now_ns.  False with an exception set. */
 static bool
 drain_mark(const struct drain *d, struct pya_trace_event *out, bool *is_there) {
     *is_there = false;
@@ -305,7 +305,7 @@ drain_mark(const struct drain *d, struct pya_trace_event *out, bool *is_there) {
     return true;
 }
 
-/* PYA_E_INVAL with an exception set. */
+/* PYA_E_INVAL: an exception is set. */
 static pya_status
 drain_all(struct history_writer *h, struct drain *d) {
     pya_status status = PYA_OK;
@@ -335,7 +335,7 @@ drain_all(struct history_writer *h, struct drain *d) {
     }
 }
 
-/* Gives the contexts back, written or not. */
+/* Releases the contexts of all entries, written or not. */
 static void
 drain_fini(struct drain *d) {
     for (int i = 0; i < d->n_devices; i++) {
@@ -363,7 +363,7 @@ drain_result(PyObject *trace, const struct drain *d, pya_status status) {
     return Py_BuildValue("(KK)", (unsigned long long)d->n_written, lost);
 }
 
-/* (offset_ns, marks) -> (events written, events lost); takes from the list the marks it wrote. */
+/* (offset_ns, marks) -> (events written, events lost); removes the marks that it wrote from the list. */
 static PyObject *
 history_drain(PyObject *self, PyObject *args) {
     PYA_ALONE_WITH(self);

@@ -1,4 +1,4 @@
-/* Replay for Python: _core.Program, a trace ready to be replayed on native, expandable or pyalloc itself. */
+/* Replay for Python: _core.Program, a trace that can be replayed on native, expandable or pyalloc itself. */
 #include "module.h"
 
 #include "module_alone.h"
@@ -10,7 +10,7 @@
 struct program_object {
     PyObject ob_base;
     struct pya_program *program;
-    unsigned n_running; /* replays going on without the GIL: the program must not change */
+    unsigned n_running; /* replays running without the GIL: the program must not change */
 };
 
 static const char *const cost_names[PYA_SIM_N_COSTS] = {
@@ -33,7 +33,7 @@ replay_raise(pya_status status) {
                                       : pya_module_raise("TraceError", pya_status_text(status));
 }
 
-/* ---- making one ---- */
+/* ---- creating one ---- */
 
 bool
 pya_module_progress(void *arg, uint64_t n_done, uint64_t n_all) {
@@ -169,7 +169,7 @@ replay_choose_cost(const char *name, struct pya_replay_settings *out) {
     return false;
 }
 
-/* False with an exception set; else *layouts, where there is a plan, is to be freed. */
+/* False with an exception set.  Otherwise the caller frees *layouts, which is NULL without a plan. */
 static bool
 replay_settings(
     PyObject *args, PyObject *kwargs, struct pya_replay_settings *out,
@@ -206,7 +206,7 @@ replay_settings(
         return false;
     }
     *layouts =
-        plan == Py_None ? NULL : pya_module_layouts(plan); /* in plan's bytes, borrowed too */
+        plan == Py_None ? NULL : pya_module_layouts(plan); /* points into plan, borrowed too */
     out->options.layouts = *layouts;
     return plan == Py_None || *layouts != NULL;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FRAMES = 256 }; /* of a stack: recordings keep no more */
+enum { MOST_FRAMES = 256 }; /* per stack: recordings keep no more */
 
 typedef unsigned long long ull;
 
@@ -36,7 +36,7 @@ scan_raise(pya_status status, const char *path, const struct pya_scan *scan) {
     return pya_module_raise("TraceError", text);
 }
 
-/* Malloc'ed ascending numbers from any sequence; NULL with an exception set, or when there are none. */
+/* Copies a sequence of ascending numbers, for free(); NULL with an exception set, or if it is empty. */
 static uint64_t *
 scan_moment_list(PyObject *sequence, size_t *n) {
     *n = 0;
@@ -65,7 +65,7 @@ scan_moment_list(PyObject *sequence, size_t *n) {
     return moments;
 }
 
-/* The same of begins and ends in turns. */
+/* The same for a sequence of begin, end, begin, end, ... */
 static struct pya_scan_range *
 scan_range_list(PyObject *sequence, size_t *n) {
     size_t n_numbers = 0;
@@ -278,7 +278,7 @@ scan_stackless(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* [(event, most)] */
+/* [(event, max_bytes)] */
 static PyObject *
 scan_heights(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -291,7 +291,7 @@ scan_heights(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* [(requests, bytes)], by the highest bit of what was asked for */
+/* [(requests, bytes)], by the highest bit of the requested size */
 static PyObject *
 scan_sizes(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -370,7 +370,7 @@ scan_text(PyObject *self, PyObject *args) {
     return pya_module_scan_text(pya_module_scan_from(self), text);
 }
 
-/* [(name, file, line)], innermost first; of damaged files' endless stacks the innermost */
+/* [(name, file, line)], innermost first; only the innermost ones if a damaged file has an endless stack */
 static PyObject *
 scan_frames(PyObject *self, PyObject *args) {
     unsigned stack = 0;
@@ -388,7 +388,7 @@ scan_frames(PyObject *self, PyObject *args) {
                        "(NNI)", pya_module_scan_text(scan, frame.name),
                        pya_module_scan_text(scan, frame.file), frame.line));
         if (frame.parent >= stack) {
-            break; /* a caller is always defined before: this file is damaged */
+            break; /* callers are always defined first: this file is damaged */
         }
         stack = frame.parent;
     }

@@ -1,7 +1,7 @@
-/* Snapshots and history for Python: torch's dictionaries, built from the core's flat arrays.
+/* Snapshots and history for Python: builds torch's dictionaries from the core's flat arrays.
  *
- * A recording repeats the same stacks and frames thousands of times: each becomes one Python object, which also keeps
- * the pickled file small. */
+ * A recording repeats the same stacks and frames thousands of times.  Each becomes a single Python object, which also
+ * keeps the pickled file small. */
 #include "module.h"
 
 #include "core/history.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Steals value.  False with an exception set where it could not be put. */
+/* Steals value.  False with an exception set if it could not be stored. */
 static bool
 put(PyObject *dict, const char *key, PyObject *value) {
     const bool done = value != NULL && PyDict_SetItemString(dict, key, value) == 0;
@@ -31,7 +31,7 @@ pool_tuple(struct pya_pool_id pool) {
     return Py_BuildValue("(KK)", (unsigned long long)pool.first, (unsigned long long)pool.second);
 }
 
-/* New reference to the frames of a context, the same object for the same context. */
+/* New reference to the frames of a context; the same context gives the same object. */
 static PyObject *
 frames_of(PyObject *cache, void *context) {
     PyObject *key = PyLong_FromVoidPtr(context);
@@ -110,8 +110,8 @@ segment_list(const struct pya_snapshot *snapshot, PyObject *cache) {
     return list;
 }
 
-/* From the device's clock (CLOCK_MONOTONIC) to nanoseconds since 1970: read once for a whole trace, or its later entries
- * would move forward by the time the earlier ones took to convert. */
+/* Offset from the device's clock (CLOCK_MONOTONIC) to nanoseconds since 1970.  Read it once per trace: otherwise later entries
+ * would drift by the time it takes to convert the earlier ones. */
 static int64_t
 wall_offset_ns(void) {
     struct timespec wall;
@@ -159,7 +159,7 @@ trace_list(const struct pya_snapshot *snapshot, size_t device, PyObject *cache) 
     return list;
 }
 
-/* One list per device, as many as asked for. */
+/* A list with one list per device. */
 static PyObject *
 all_traces(const struct pya_snapshot *snapshot, int n_devices, PyObject *cache) {
     PyObject *list = PyList_New(0);
@@ -250,7 +250,7 @@ history_call(void (*function)(struct pya_heap *heap)) {
     Py_BEGIN_ALLOW_THREADS
     function(heap);
     Py_END_ALLOW_THREADS
-    pya_stack_sweep(); /* there may be no capture that does it */
+    pya_stack_sweep(); /* there may be no further capture to do it */
     Py_RETURN_NONE;
 }
 
@@ -268,7 +268,7 @@ core_history_forget(PyObject *self, PyObject *args) {
     return history_call(pya_history_forget);
 }
 
-/* Names of trace actions and whether torch has them too; the place in the list is the bit of a skip mask. */
+/* Names of the trace actions and whether torch has them; a name's index is its bit in a skip mask. */
 static PyObject *
 core_actions(PyObject *self, PyObject *args) {
     (void)self;
@@ -283,7 +283,7 @@ core_actions(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* (address) -> the frames of who allocated the live block there; an empty list: not known, or no such block. */
+/* (address) -> the frames that allocated the live block there; an empty list if unknown or not live. */
 static PyObject *
 core_traceback(PyObject *self, PyObject *args) {
     (void)self;
@@ -303,8 +303,8 @@ core_traceback(PyObject *self, PyObject *args) {
     return frames;
 }
 
-/* (address, bytes, n_own) -> whether a live block is there: then an entry of the trace says so, by whom but for the innermost
- * n_own functions. */
+/* (address, bytes, n_own) -> whether a live block is at address.  If so, adds an entry to the trace with this text and the
+ * current stack without its n_own innermost frames. */
 static PyObject *
 core_annotate(PyObject *self, PyObject *args) {
     (void)self;

@@ -1,7 +1,7 @@
-/* A stack keeps code objects and places in them; names and lines are looked up when somebody reads them.
+/* A stack keeps code objects and places in them; names and lines are looked up only when somebody reads it.
  *
- * Releasing may happen without the GIL, and taking it there could wait for a thread that waits for us: such stacks go
- * on a list that the next capture, which holds the GIL, empties, or Python's main thread where there is none. */
+ * A stack may be released without the GIL, and taking the GIL there could wait for a thread that waits for us.  So released
+ * stacks go on a list; the next capture, which holds the GIL, empties it, or else Python's main thread does. */
 #include "module_stack.h"
 
 #include "core/refcount.h"
@@ -19,15 +19,15 @@
 struct frame {
     PyObject *code; /* owned */
     intptr_t
-        at; /* instruction, or the line where this Python cannot tell lines later; no padding: frames are compared */
+        at; /* instruction, or line if it cannot be found later; no padding: compared bytewise */
 };
 
 struct stack {
     struct pya_refcount count; /* first */
     struct pya_text *metadata; /* owned; NULL: none */
     char *compile_context;     /* owned; NULL is "N/A" */
-    bool is_bare;              /* only labels were asked for */
-    struct stack *lender;      /* whose frames are shown for its own; a reference, NULL: none */
+    bool is_bare;              /* captured for its labels only */
+    struct stack *lender;      /* a reference: shown instead of own frames; NULL: none */
     size_t n_native;
     void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
@@ -36,21 +36,21 @@ struct stack {
 
 enum {
     MOST_NATIVE = 128,
-    USUAL_FRAMES = 128,    /* of Python: more are collected on the heap */
-    MOST_FRAMES = 1 << 16, /* the innermost; a program that recurses deeper has gone astray */
+    USUAL_FRAMES = 128,    /* Python frames; more are collected on the heap */
+    MOST_FRAMES = 1 << 16, /* innermost frames kept; deeper recursion is a bug of the program */
 };
 
 static atomic_bool wants_native;
 
-static struct pya_refcount *dead_stacks; /* they need the GIL to go */
-static atomic_bool is_sweep_asked;       /* of the main thread */
+static struct pya_refcount *dead_stacks; /* freed once the GIL is held */
+static atomic_bool is_sweep_asked;       /* a sweep is pending on the main thread */
 
-/* Outside the limited API. */
+/* Functions outside the limited API. */
 static struct {
-    /* Exported by every CPython since 3.9; without it no stacks are recorded. */
+    /* Exported by every CPython since 3.9.  Without it no stacks are recorded. */
     PyFrameObject *(*back)(PyFrameObject *);
-    /* The line of an instruction.  Looking it up takes as long as all the rest of a frame, and few stacks are ever read.
-     * Both, or NULL. */
+    /* An instruction and its line.  Finding the line costs as much as the rest of a frame, and few stacks are ever read, so it
+     * is put off.  Both are set, or both NULL. */
     int (*instruction)(PyFrameObject *);
     int (*line)(PyObject *code, int instruction);
 } frames_api;
@@ -80,7 +80,7 @@ stack_destroy(struct stack *stack) {
     free(stack);
 }
 
-/* The stack, which may be NULL, or that whose frames are shown for it. */
+/* The stack whose frames are shown for this one: its lender, else itself.  Accepts NULL. */
 static const struct stack *
 stack_shown(const struct stack *stack) {
     return stack != NULL && stack->lender != NULL ? stack->lender : stack;
@@ -111,7 +111,7 @@ pya_stack_sweep_soon(void) {
         return;
     }
     if (Py_AddPendingCall(sweep_as_asked, NULL) != 0) {
-        /* Too much else waits: the next release asks again. */
+        /* The queue of pending calls is full; the next release tries again. */
         atomic_store(&is_sweep_asked, false);
     }
 }
@@ -136,8 +136,8 @@ stack_create(const struct frame *frames, size_t n) {
     return stack;
 }
 
-/* Twice the room, on the heap from now on: *more, NULL before, which is the caller's to free.  False at the most that is
- * kept, or without host memory: the stack ends there. */
+/* Doubles the room.  The frames move to the heap: *more (NULL before) is the caller's to free.  False at MOST_FRAMES or if
+ * host memory is out: the stack ends there. */
 static bool
 frames_grow(struct frame **frames, size_t *room, struct frame **more) {
     struct frame *grown = *room >= MOST_FRAMES ? NULL : realloc(*more, 2 * *room * sizeof grown[0]);
@@ -153,7 +153,7 @@ frames_grow(struct frame **frames, size_t *room, struct frame **more) {
     return true;
 }
 
-/* Without the n_own innermost frames. */
+/* Leaves out the n_own innermost frames. */
 static struct stack *
 capture_with_gil(unsigned n_own) {
     (void)pthread_once(&frames_api_once, frames_api_find);
@@ -173,7 +173,7 @@ capture_with_gil(unsigned n_own) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
         const int at =
             frames_api.line != NULL ? frames_api.instruction(frame) : PyFrame_GetLineNumber(frame);
-        frames[n].at = at < 0 ? 0 : at; /* a frame that has not begun */
+        frames[n].at = at < 0 ? 0 : at; /* < 0: the frame has not started yet */
         n++;
         PyFrameObject *back = frames_api.back(frame);
         Py_DECREF(frame);
@@ -188,7 +188,7 @@ capture_with_gil(unsigned n_own) {
     return stack;
 }
 
-/* Without memory for the details the stack is kept without them. */
+/* If host memory is out, the stack simply has no native frames. */
 static void
 add_native(struct stack *stack) {
     void *addresses[MOST_NATIVE];
@@ -203,7 +203,7 @@ add_native(struct stack *stack) {
     }
 }
 
-/* Without memory for a label the stack is kept without it. */
+/* If host memory is out, the stack simply lacks that label. */
 static void
 add_labels(struct stack *stack, const char *metadata, size_t n_bytes) {
     const char *compile_context = pya_thread_compile_context();
@@ -269,7 +269,7 @@ pya_stack_of_free(void *arg, void *here, void *allocation) {
     if (now == NULL && (then->metadata != NULL || then->compile_context != NULL)) {
         now = stack_create(NULL, 0);
     }
-    if (now == NULL) { /* it has no labels, or there is no host memory to go without */
+    if (now == NULL) { /* no labels to hide, or no host memory to hide them */
         pya_stack_retain(arg, then);
         return then;
     }
@@ -297,7 +297,7 @@ pya_stack_release(void *arg, void *context) {
     if (stack == NULL || !pya_refcount_drop(&stack->count)) {
         return;
     }
-    /* Without frames of its own: where no stacks are asked for no capture would sweep it up. */
+    /* Needs no GIL, as it has no frames.  If no stacks are recorded, no capture would sweep it up. */
     if (stack->n_frames == 0) {
         stack_destroy(stack);
     } else {
@@ -322,14 +322,14 @@ frame_line(const struct frame *frame) { /* captured, so frames_api_find() was ca
     return frames_api.line != NULL ? frames_api.line(frame->code, (int)frame->at) : (int)frame->at;
 }
 
-/* Is the frame there for a kernel that a dry run has in Python? */
+/* Does the frame belong to a Python implementation of a kernel, as used in a dry run? */
 static bool
 is_of_dry_run(const char *path) {
     return strstr(path, "/pyalloc/_bootstrap/") != NULL || strstr(path, "/torch/_ops.py") != NULL;
 }
 
-/* The frame as "file.py:12 in function"; false for a dry run's, for one of torch's own unless asked for too, or on an
-   error, which is cleared. */
+/* Writes "file.py:12 in function".  False for frames of a dry run, for torch's own unless of_torch_too, and on an error,
+ * which is cleared. */
 static bool
 frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t text_bytes) {
     PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
@@ -384,7 +384,7 @@ frame_dict(const struct frame *frame) {
         PyObject_GetAttrString(frame->code, "co_filename"), "line", frame_line(frame));
 }
 
-/* Line numbers of C and C++ would need debug information: 0, as torch writes where it has none. */
+/* Lines of C and C++ code would need debug information; 0 is what torch writes if it has none. */
 static PyObject *
 native_dict(void *address) {
     struct pya_native_texts texts;
@@ -400,7 +400,7 @@ native_dict(void *address) {
     return dict;
 }
 
-/* Takes key.  New reference to what the cache has under it, or to what make() puts there. */
+/* Steals key.  New reference to the cached value for it; if there is none, caches what make() returns. */
 static PyObject *
 cached(PyObject *cache, PyObject *key, PyObject *(*make)(const void *arg), const void *arg) {
     if (key == NULL) {
@@ -437,7 +437,7 @@ append(PyObject *list, PyObject *value) {
     return done;
 }
 
-/* The native frames that are shown: within the interpreter's, which the Python frames say better, and outside of ours. */
+/* The native frames to show: outside this library, up to the interpreter, from where the Python frames say more. */
 struct span {
     size_t first;
     size_t end;
@@ -479,7 +479,7 @@ make_list(PyObject *cache, const struct stack *stack) {
     return list;
 }
 
-/* Equal for equal stacks, which are captured again and again.  NULL with an exception set. */
+/* A cache key for make_list(): equal stacks, which are captured again and again, have equal bytes.  NULL with exception set. */
 static PyObject *
 stack_bytes(const struct stack *stack) {
     const size_t native_bytes = stack->n_native * sizeof stack->native[0];
@@ -551,7 +551,7 @@ PyObject *
 pya_stack_metadata(void *context) {
     const struct stack *stack = context;
     const struct pya_text *text = stack == NULL ? NULL : stack->metadata;
-    /* Bytes that are no UTF-8 are the program's right; torch then loses the whole snapshot. */
+    /* The program's text need not be UTF-8, and torch would fail on the whole snapshot. */
     return text == NULL ? PyUnicode_FromString("")
                         : PyUnicode_DecodeUTF8(text->bytes, (Py_ssize_t)text->n_bytes, "replace");
 }

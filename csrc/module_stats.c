@@ -1,7 +1,7 @@
-/* Statistics for Python, flat or nested as torch has them.
+/* Statistics for Python, flat or nested as in torch.
  *
- * Programs ask in every step, also for one number (torch.cuda.memory_allocated()): torch's Python makes a flat and sorted
- * dictionary of the nested one each time.  So keys are made once. */
+ * Programs ask in every step, often for a single number (torch.cuda.memory_allocated()), and torch's Python then builds a flat
+ * sorted dictionary from the nested one.  So the keys are made once, up front. */
 #include "module.h"
 
 #include "core/stats.h"
@@ -9,20 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "a.b.c" has a dictionary below "a" and one below "b". */
+/* "a.b.c" is a dictionary in "a" with a dictionary in "b". */
 enum { DEPTH_MOST = 3 };
 
-/* Of the number with the same index.  Names belong to the process, one object for each text. */
+/* The key of the number with the same index.  Names are shared: one object per text, kept for the life of the process. */
 struct key {
     PyObject *whole;
     PyObject *names[DEPTH_MOST]; /* the rest is NULL */
     size_t depth;
 };
 
-/* Made with the module. */
+/* Created with the module. */
 static struct key keys[PYA_N_STATS];
 
-/* Torch's numbers, in its order: single ones, then those of pools, then the oversize ones. */
+/* torch's numbers in its order: scalars, then the numbers by pool, then the oversize ones. */
 enum { N_OVERSIZE = PYA_N_SINGLE * 4, N_POOLED = PYA_N_POOLED_NUMBERS };
 static const enum pya_scalar_stat scalars_in_order[] = {
     PYA_STAT_num_alloc_retries,    PYA_STAT_num_ooms,         PYA_STAT_max_split_size,
@@ -128,7 +128,7 @@ core_stats(PyObject *self, PyObject *args) {
     return dict;
 }
 
-/* open[d]: the dictionary at depth d of the key before; open[0] holds all of them. */
+/* Adds one number.  open[d] is the dictionary at depth d for the key `before`; open[0] is the root. */
 static bool
 nest(PyObject *open[DEPTH_MOST], const struct key *before, const struct key *key, int64_t value) {
     size_t depth = 0;
@@ -144,7 +144,7 @@ nest(PyObject *open[DEPTH_MOST], const struct key *before, const struct key *key
     return put(open[depth], key->names[depth], PyLong_FromLongLong(value));
 }
 
-/* (device, without): {"allocated_bytes": {"all": {"current": 512, ...}, ...}, ...}, torch's but for those without. */
+/* (device, without) -> {"allocated_bytes": {"all": {"current": 512, ...}, ...}, ...}, torch's numbers except `without` */
 static PyObject *
 core_nested_stats(PyObject *self, PyObject *args) {
     (void)self;

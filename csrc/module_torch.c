@@ -1,10 +1,10 @@
-/* The torch bridge for Python: what pyalloc.install() asks of it. */
+/* The torch bridge for Python: what pyalloc.install() calls. */
 #include "module.h"
 
 #include "module_aside.h"
 #include "torch_bridge.h"
 
-/* The callbacks are kept in Python.  Memory is freed while exceptions are in flight, too. */
+/* The callbacks are kept in Python.  Memory may be freed while an exception is set. */
 static void
 trace_memory(bool is_allocation, uint64_t address) {
     if (!Py_IsInitialized()) {
@@ -27,7 +27,7 @@ trace_memory(bool is_allocation, uint64_t address) {
     pya_aside_end(aside);
 }
 
-/* Lets torch's calls reach the heap: {setter of CUDAPluggableAllocator: address}. */
+/* Directs torch's calls to the heap; returns {setter of CUDAPluggableAllocator: address}. */
 static PyObject *
 core_torch_attach(PyObject *self, PyObject *args) {
     (void)self;

@@ -1,7 +1,7 @@
 /* Trace files for Python: _core.TraceWriter and _core.TraceReader.
  *
- * A reader gives events in columns, one bytes object for each field: a hundred million of them as Python objects would
- * need more memory than the trace is about. */
+ * A reader returns events in columns, one bytes object per field: a hundred million events as Python objects would
+ * need more memory than the traced program. */
 #include "module.h"
 
 #include "module_alone.h"
@@ -31,7 +31,7 @@ trace_raise(pya_status status, const char *path, const char *why) {
     return pya_module_raise(is_usage ? "UsageError" : "TraceError", text);
 }
 
-/* A path as the system has it, new reference, or NULL with an exception set. */
+/* A path in the file system's encoding, new reference, or NULL with an exception set. */
 static PyObject *
 trace_path(PyObject *path) {
     PyObject *bytes = NULL;
@@ -52,7 +52,7 @@ writer_from(PyObject *self) {
     return (struct trace_writer_object *)self;
 }
 
-/* NULL with an exception set when it is closed. */
+/* NULL with an exception set if it is closed. */
 static struct pya_trace_writer *
 writer_open(PyObject *self) {
     struct pya_trace_writer *writer = writer_from(self)->writer;
@@ -168,7 +168,7 @@ writer_stack(PyObject *self, PyObject *args) {
     unsigned file = 0;
     unsigned line = 0;
     uint32_t id = 0;
-    /* The arguments first: an __index__ of theirs may close it. */
+    /* Parse the arguments first: their __index__ may close the writer. */
     if (!PyArg_ParseTuple(args, "IIII", &parent, &name, &file, &line)) {
         return NULL;
     }
@@ -181,7 +181,7 @@ writer_stack(PyObject *self, PyObject *args) {
     return status == PYA_OK ? PyLong_FromUnsignedLong(id) : writer_result(self, status);
 }
 
-/* The fields of an event as keyword arguments.  False with an exception set. */
+/* Parses the fields of an event from keyword arguments.  False with an exception set. */
 bool
 pya_module_parse_event(PyObject *args, PyObject *kwargs, struct pya_trace_event *out) {
     static char *names[] = {"kind", "addr",  "bytes",  "stream",  "device", "arg",
@@ -258,7 +258,7 @@ static PyType_Spec writer_spec = {
     .slots = writer_slots,
 };
 
-static PyTypeObject *writer_class; /* kept for ever, as the module is */
+static PyTypeObject *writer_class; /* kept for ever, like the module */
 
 bool
 pya_module_trace_check(PyObject *object) {
@@ -289,7 +289,7 @@ pya_module_trace_let_go(PyObject *object) {
 PyObject *
 pya_module_trace_raise(PyObject *object, pya_status status) {
     if (status == PYA_E_IO) {
-        /* A writer goes on failing as it did first, but where a number found no room. */
+        /* A failed writer keeps returning its first error; if flush succeeds, host memory was out. */
         status = pya_trace_flush(writer_from(object)->writer);
         status = status == PYA_OK ? PYA_E_HOST_NOMEM : status;
     }
@@ -390,7 +390,7 @@ reader_fill(struct pya_trace_reader *reader, struct trace_columns *columns, size
     return status;
 }
 
-/* A tuple of bytes.  (Not by Py_BuildValue("y#"): built with the headers of 3.13 that fails on Python before it.) */
+/* A tuple of bytes.  (Py_BuildValue("y#") built with 3.13's headers fails on older Pythons.) */
 static PyObject *
 reader_columns(const struct trace_columns *c, size_t n) {
     const struct {
@@ -435,7 +435,7 @@ reader_read(PyObject *self, PyObject *args) {
     status = reader_fill(reader, columns, wanted, &got);
     Py_END_ALLOW_THREADS
     reader_from(self)->is_busy = false;
-    /* Damage is told once everything before it has been given. */
+    /* Report damage only after everything before it was returned. */
     PyObject *result = NULL;
     if (status != PYA_OK && got == 0) {
         trace_raise(status, PyBytes_AsString(reader_from(self)->path), pya_trace_error(reader));

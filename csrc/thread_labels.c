@@ -1,4 +1,4 @@
-/* Labels live as long as their thread, and are lost with it: a few bytes.  Floor 1. */
+/* Labels are not freed when their thread ends: a few bytes each.  Floor 1. */
 #include "thread_labels.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ struct context {
 
 static _Thread_local struct pya_text *metadata; /* owned; NULL: none */
 static _Thread_local struct context *innermost;
-static _Thread_local unsigned n_lost; /* pushes without memory, above innermost */
+static _Thread_local unsigned n_lost; /* pushes without host memory, on top of innermost */
 
 struct pya_text *
 pya_text_copy(const char *bytes, size_t n_bytes) {

@@ -1,9 +1,9 @@
-/* The functions torch calls, and the only place that throws.
+/* The functions that torch calls, and the only place that throws.
  *
- * torch does not check for NULL: out of memory has to be thrown as c10::OutOfMemoryError, from here, after the core has
+ * torch does not check for NULL: out of memory must be thrown as c10::OutOfMemoryError, from here, after the core has
  * returned.  The class is built from symbols of the loaded libc10 (and libc10_cuda, where older versions keep its
- * vtable).  Each way of building it is tried out once at install, by throwing and catching, before it is trusted; the
- * last resort is a std::runtime_error with the same text, which still says "out of memory". */
+ * vtable).  Each way of building it is tested once at install, by throwing and catching, before it is used.  The last
+ * resort is a std::runtime_error with the same text, which still says "out of memory". */
 #include "torch_bridge.h"
 
 #include "torch_fast.h"
@@ -31,10 +31,10 @@
 namespace {
 
 std::atomic<pya_heap *> attached{nullptr};
-std::atomic<int> n_devices_of_torch{0}; /* 0: it has not begun to use CUDA */
+std::atomic<int> n_devices_of_torch{0}; /* 0: torch does not use CUDA yet */
 std::atomic<uint64_t> n_refused_frees{0};
 
-/* By value in c10's signatures; three words, so it travels in memory whatever the compiler. */
+/* Passed by value in c10's signatures; at three words every ABI passes it in memory. */
 struct source_location {
     const char *function;
     const char *file;
@@ -45,14 +45,14 @@ using error_constructor = void (*)(void *self, source_location where, std::strin
 using old_constructor = void (*)(void *self, source_location where, pya_torch_old_string text);
 using destructor = void (*)(void *self);
 
-/* More than any c10::Error has been; the self test below runs the constructor within it. */
+/* Larger than any c10::Error so far; the self-test below runs the constructor in this much room. */
 constexpr size_t EXCEPTION_BYTES = 1024;
 
 struct oom_class {
     void *construct; /* an error_constructor */
     void **vtable;   /* of OutOfMemoryError */
     std::type_info *type;
-    bool is_base; /* construct makes a plain c10::Error: the derived vtable is written over it */
+    bool is_base; /* construct makes a plain c10::Error, whose vtable we then overwrite */
     bool is_old;  /* construct is an old_constructor */
 };
 
@@ -145,7 +145,7 @@ struct profiler_symbols {
 
 profiler_symbols profiler = {};
 
-/* Off the fast path: only while torch.profiler records memory. */
+/* Out of line: only needed while torch.profiler records memory. */
 __attribute__((noinline, cold)) void
 profiler_report(pya_heap *heap, void *ptr, int64_t delta, int device) {
     size_t allocated = 0;
@@ -157,7 +157,7 @@ profiler_report(pya_heap *heap, void *ptr, int64_t delta, int device) {
     profiler.report(ptr, delta, allocated, reserved, where);
 }
 
-/* It looks itself whether anybody records memory. */
+/* torch's function checks by itself whether anybody records memory. */
 void
 profiler_report_oom(const pya_oom_info &info) {
     size_t bytes = 0;
@@ -177,7 +177,7 @@ throw_oom(pya_heap *heap) {
     pya_heap_oom_info(heap, &info);
     (void)pya_oom_text(&info, text, sizeof text);
     const size_t most = info.limit_bytes < info.total_bytes ? info.limit_bytes : info.total_bytes;
-    /* torch refuses more before it looks for memory. */
+    /* torch rejects larger requests before it looks for memory. */
     if (info.requested_bytes <= PYA_REQUEST_MAX) {
         profiler_report_oom(info);
         pya_torch_tell_observers(info.device, info.requested_bytes, most, info.free_bytes);
@@ -237,7 +237,7 @@ is_profiling() {
     return profiler.enabled != nullptr && PYA_UNLIKELY(profiler.enabled());
 }
 
-/* libc10's flag, which torch.cuda._sanitizer sets for good: native tells torch's Python, its wrapper for others does not. */
+/* libc10's flag, which torch.cuda._sanitizer sets for good: native reports to Python, torch's wrapper does not. */
 const bool is_never = false;
 std::atomic<const bool *> gpu_trace{&is_never};
 std::atomic<pya_torch_tracer> gpu_tracer{nullptr};
@@ -265,7 +265,7 @@ block_bytes(pya_heap *heap, pya_dptr address, int *device) {
                : 0;
 }
 
-/* The address is nobody else's yet. */
+/* Called before the free, so no other block can have the address yet. */
 void
 trace_uncached_free(const void *ptr) {
     if (is_traced()) {
@@ -273,8 +273,8 @@ trace_uncached_free(const void *ptr) {
     }
 }
 
-/* What a filter of torch's threw: the heap that called it is C and holds a lock, so it waits here until the heap has
- * returned.  The flag says whether there ever was one: it costs less to read than what belongs to a thread. */
+/* An exception thrown by a filter of torch's.  The heap that called the filter is C and holds a lock, so the exception waits
+ * here until the heap has returned.  has_filter_failed says whether there ever was one: cheaper to read than a thread-local. */
 thread_local std::exception_ptr filter_error;
 std::atomic<bool> has_filter_failed{false};
 
@@ -289,7 +289,7 @@ filter_match(void *arg, pya_stream stream) {
     }
 }
 
-/* Memory that came from the wrong pool because its filter failed goes back, and the filter's error to the caller. */
+/* A filter failed, so this memory may come from the wrong pool: frees it and throws the filter's error. */
 __attribute__((noinline, cold)) void
 throw_filter_error(pya_heap *heap, pya_dptr address) {
     const std::exception_ptr error = std::exchange(filter_error, nullptr);
@@ -364,7 +364,7 @@ pya_torch_give_back(void *ptr) {
     const bool report = is_profiling();
     const int64_t delta = report ? block_bytes(heap, address_of(ptr), &device) : 0;
     if (is_traced() && block_bytes(heap, address_of(ptr), &device) > 0) {
-        trace_memory(false, address_of(ptr)); /* the address is nobody else's yet */
+        trace_memory(false, address_of(ptr)); /* before the free: nobody else has the address yet */
     }
     const pya_status status = pya_free(heap, address_of(ptr));
     if (PYA_UNLIKELY(status != PYA_OK)) {
@@ -381,7 +381,7 @@ pya_torch_free(void *ptr, size_t bytes, int device, void *stream) {
     (void)device;
     (void)stream;
     const pya_status status = pya_torch_give_back(ptr);
-    /* Deleters must not throw; a forked child frees what it never owned, silently as native does. */
+    /* Deleters must not throw.  A forked child frees what it does not own: silently, as native does. */
     if (PYA_UNLIKELY(status != PYA_OK && status != PYA_E_FORKED)) {
         (void)fprintf(
             stderr, "pyalloc: freeing %p was refused: %s\n", ptr, pya_status_text(status));
@@ -411,14 +411,14 @@ hook_reset() {
 
 void
 hook_memory_fraction(double fraction, int device) {
-    /* The heap, which has not looked at devices without use, would believe in any. */
+    /* The heap would accept any index for a device that it has not opened yet. */
     const int n_devices = n_devices_of_torch.load(std::memory_order_acquire);
     if (device < 0 || device >= n_devices) {
         throw std::runtime_error(
             "there is no CUDA device " + std::to_string(device) + ": this process sees " +
             std::to_string(n_devices) + ", numbered from 0");
     }
-    if (!(fraction >= 0 && fraction <= 1)) { /* nan: torch's Python finds the others */
+    if (!(fraction >= 0 && fraction <= 1)) { /* NaN; torch's Python rejects the other values */
         throw std::runtime_error(
             "invalid fraction:" + std::to_string(fraction) + ". Please set within [0, 1].");
     }
@@ -461,7 +461,7 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
             "at a time can; use another pool, or end that one first");
     }
     check(status, "beginning to allocate to a pool failed", device);
-    (void)own.release(); /* the heap drops it at the pool's end */
+    (void)own.release(); /* the heap drops it when the pool ends */
     // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
     pya_torch_fast_note_stream(static_cast<int8_t>(device));
     pya_torch_pool_note_begun(static_cast<int8_t>(device), pool);
@@ -470,17 +470,17 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
 void
 hook_end_pool(int device, pya_pool_id pool) {
     const pya_status status = pya_pool_end(heap_or_throw(), device, pool);
-    /* A child that was forked off in between leaves the block too, perhaps to end. */
+    /* A child forked in between leaves the block too, perhaps on its way to exit: do not throw. */
     if (status != PYA_E_FORKED) {
         check(status, "ending the allocation to a pool failed", device);
-        pya_torch_fast_note_stream(static_cast<int8_t>(device)); /* it captures no more */
+        pya_torch_fast_note_stream(static_cast<int8_t>(device)); /* the capture is over */
     }
 }
 
 void
 hook_release_pool(int device, pya_pool_id pool) {
     pya_heap *heap = attached.load(std::memory_order_acquire);
-    /* Graphs are destroyed at interpreter exit too: nothing to raise to by then. */
+    /* Graphs are also destroyed at interpreter exit, where nobody can catch an exception. */
     if (heap != nullptr && pya_pool_release(heap, device, pool) != PYA_OK) {
         n_refused_frees.fetch_add(1, std::memory_order_relaxed);
     }
@@ -543,7 +543,7 @@ extern "C" void
 pya_torch_find_symbols(void) {
     pya_torch_remember_allocator();
     oom_prepare();
-    /* A dry run has a library preloaded that takes these reports, and wants all of them. */
+    /* In a dry run the preloaded library receives these reports, and wants all of them. */
     if (!pya_torch_find(profiler.report, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE") ||
         !pya_torch_find(profiler.enabled, "pya_hostcuda_wants_reports")) {
         profiler.enabled = profiler.report == nullptr

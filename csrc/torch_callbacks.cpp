@@ -1,5 +1,5 @@
-/* torch's registry of callbacks begins with a std::unordered_map of makers, in every version so far.  It is read
- * only when its words look like such a map and torch's own callback is found in it by its name. */
+/* In every version of torch so far, its registry of callbacks starts with a std::unordered_map of factories.  We read it
+ * only if its words look like such a map and it contains torch's own callback under its name. */
 #include "torch_callbacks.h"
 
 #include "torch_symbols.h"
@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-/* As torch declares it.  In no unnamed namespace: there the compiler would know that nobody implements it. */
+/* Declared as in torch, and not in an unnamed namespace: the compiler would then conclude that nobody implements it. */
 namespace pya_torch {
 class callback {
   public:
@@ -30,10 +30,10 @@ using maker = std::function<std::unique_ptr<pya_torch::callback>()>;
 using makers = std::unordered_map<std::string, maker>;
 
 constexpr const char *REGISTRY = "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev";
-/* libtorch_cuda's, there since 1.4; the quotes are part of the name. */
+/* Registered by libtorch_cuda since 1.4; the quotes are part of the name. */
 constexpr const char *OF_TORCH = "\"cuda_ipc_collect\"";
 
-/* The words of libstdc++'s map: buckets, their number, first node, number of nodes, largest load (1.0), next size. */
+/* The words of libstdc++'s map: buckets, bucket count, first node, node count, maximum load factor (1.0), next resize. */
 bool
 looks_like_map(const void *registry) {
     struct {
@@ -49,7 +49,7 @@ looks_like_map(const void *registry) {
            words.n_nodes <= words.n_buckets && words.max_load == 1.0F;
 }
 
-/* NULL: torch has none that we understand. */
+/* NULL: not found, or of a layout we do not know. */
 const makers *
 find_makers() {
     void *found = pya_torch_symbol(REGISTRY);
@@ -70,7 +70,7 @@ pya_torch_callbacks_run(void) {
     bool has_freed = false;
     try {
         const makers *all = find_makers();
-        std::vector<maker> now; /* a callback may load a library that registers another */
+        std::vector<maker> now; /* a copy: a callback may load a library that registers another */
         if (all != nullptr) {
             for (const auto &named : *all) {
                 now.push_back(named.second);

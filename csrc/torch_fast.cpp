@@ -1,5 +1,5 @@
-/* The short way from torch to the heap: the wrapper's own raw_alloc, raw_delete and allocate take a global mutex and a
- * hash map per call, which costs more than the allocation.  These ask torch for the current device and stream and go
+/* A short path from torch to the heap.  The wrapper's own raw_alloc, raw_delete and allocate take a global mutex and a
+ * hash map lookup per call, which costs more than the allocation.  These ask torch for the current device and stream and go
  * straight to the heap. */
 #include "torch_fast.h"
 
@@ -20,16 +20,16 @@ namespace {
 using cuda_stream = struct pya_torch_stream;
 
 int8_t (*current_device)() = nullptr;
-int (*get_device)(int8_t *device) = nullptr; /* may be missing */
+int (*get_device)(int8_t *device) = nullptr; /* NULL if this torch lacks it */
 cuda_stream (*current_stream)(int8_t device) = nullptr;
 void *(*stream_handle)(const cuda_stream *stream) = nullptr;
 pya_torch_made (*torch_allocate)(void *self, size_t bytes) = nullptr;
 void *(*torch_deleter)(const void *self) = nullptr;
 
-/* What one look at torch's own DataPtr told. */
+/* What we learned from one of torch's own DataPtrs. */
 enum layout { LAYOUT_UNKNOWN, LAYOUT_CONTEXT_FIRST, LAYOUT_DELETER_FIRST, LAYOUT_STRANGE };
 std::atomic<int> known_layout{LAYOUT_UNKNOWN};
-std::atomic<void *> known_deleter{nullptr}; /* the same for all; written before the layout */
+std::atomic<void *> known_deleter{nullptr}; /* the same for all blocks; stored before the layout */
 
 template <typename F>
 bool
@@ -39,8 +39,8 @@ find(F *&function, const char *symbol) {
     return address != nullptr;
 }
 
-/* Stream number 0 is the default stream.  torch looks its handle up anew each time, through two device guards;
- * it was seen to be NULL once, and does not change. */
+/* Stream number 0 is the default stream.  torch looks up its handle on every call, through two device guards.  Once seen to be
+ * NULL it stays NULL, so we remember that. */
 std::atomic<bool> default_is_null{false};
 
 __attribute__((noinline)) void *
@@ -58,18 +58,18 @@ handle_of(const cuda_stream &stream) {
     return PYA_LIKELY(is_null) ? nullptr : look_handle_up(stream);
 }
 
-/* torch.cuda.ExternalStream: torch numbers its own streams, and takes the handle of any other for its number. */
+/* True for torch.cuda.ExternalStream: torch numbers its own streams, but for others the number is the handle. */
 bool
 is_foreign(const cuda_stream &stream, const void *handle) {
     return stream.number != 0 && stream.number == reinterpret_cast<uintptr_t>(handle);
 }
 
-/* The latest handle that was the current stream's, and one of torch's own: those are asked for again and again, and live
+/* The last handle that was found to be one of torch's own streams.  The same few are asked for again and again, and they live
  * as long as the process. */
 std::atomic<const void *> known_own{nullptr};
 
-/* torch numbers the streams of its pools by priority and place there.  Where the numbers are others, or the device's pools
- * have not been made, no stream has the handle. */
+/* Is it a stream of torch's pools?  torch numbers those by priority and index.  False if this torch numbers them otherwise, or
+ * has not created the device's pools. */
 bool
 is_of_pool(int8_t device, const void *handle) {
     constexpr uint64_t N_PRIORITIES = 4;
@@ -89,7 +89,7 @@ is_of_pool(int8_t device, const void *handle) {
     return false;
 }
 
-/* A handle alone does not tell whose stream it is.  Unless torch uses it now, or has it in a pool, it may be anybody's. */
+/* A handle alone does not say whose stream it is: treat it as foreign unless it is torch's current stream or in its pools. */
 __attribute__((noinline)) bool
 is_unknown_foreign(int8_t device, const void *handle) {
     const cuda_stream stream = current_stream(device);
@@ -116,7 +116,7 @@ note_foreign(const void *handle, int device) {
     return is_known;
 }
 
-/* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */
+/* current_device() is get_device() plus a check that costs as much again; on an error, only the former throws. */
 inline __attribute__((always_inline)) int8_t
 device_here() {
     int8_t device = -1;
@@ -126,8 +126,9 @@ device_here() {
     return current_device();
 }
 
-/* Around a request on a stream, or a record of it.  Before: it may be the first request of a capture, which must not be waited
- * in.  Where the heap has not heard of a foreign stream before it has afterwards, also when the request fails. */
+/* Surrounds a request on a stream, or a record_stream.  A foreign stream is noted before it, because this may be the first
+ * request of a capture, in which we must not wait.  If the heap did not know the stream yet, it is noted again afterwards,
+ * also on failure. */
 class on_stream {
   public:
     on_stream(int8_t device, const void *handle, bool is_foreign)
@@ -147,7 +148,7 @@ class on_stream {
     bool is_new;
 };
 
-/* Apart, so that other requests need not save registers for it. */
+/* Out of line, so that other requests need not save registers for it. */
 __attribute__((noinline, cold)) void *
 alloc_on_foreign(int8_t device, void *handle, size_t bytes) {
     const on_stream around(device, handle, true);
@@ -167,7 +168,7 @@ alloc_here(int8_t device, size_t bytes) {
     return alloc_at(device, handle, is_foreign(stream, handle), bytes);
 }
 
-/* torch's own way. */
+/* Through torch's own method. */
 pya_torch_made
 allocate_slowly(void *self, size_t bytes) {
     const int8_t device = device_here();
@@ -177,7 +178,7 @@ allocate_slowly(void *self, size_t bytes) {
     return torch_allocate(self, bytes);
 }
 
-/* The same once, to see where it puts what. */
+/* The same, and learns the layout of the DataPtr that torch returns. */
 pya_torch_made
 allocate_and_look(void *self, size_t bytes) {
     pya_torch_made made = allocate_slowly(self, bytes);
@@ -213,7 +214,7 @@ knows_current() {
     return (current_stream != nullptr && stream_handle != nullptr) || pya_torch_fast_prepare();
 }
 
-/* For callers that are C: what torch does not tell may be anybody's too. */
+/* For C callers, so it must not throw: if torch fails to tell, assume that the stream is foreign. */
 bool
 is_perhaps_foreign(int8_t device, const void *handle) {
     try {
@@ -259,7 +260,7 @@ void
 pya_torch_fast_raw_delete(void *self, void *ptr) {
     (void)self;
     const pya_status status = pya_torch_give_back(ptr);
-    /* As torch's own: a pointer that is not ours is the caller's error, and only a caller by hand can make it. */
+    /* Throw, as torch's own does: only code that frees by hand can pass a pointer that is not ours. */
     if (PYA_UNLIKELY(status == PYA_E_FOREIGN || status == PYA_E_DOUBLE_FREE)) {
         char address[32];
         (void)snprintf(address, sizeof address, "%p", ptr);
@@ -302,7 +303,7 @@ void
 pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) {
     (void)self;
     void *handle = handle_of(stream);
-    const auto device = static_cast<int8_t>(stream.device >> 8U); /* after the kind of device */
+    const auto device = static_cast<int8_t>(stream.device >> 8U); /* above the device type */
     const on_stream around(device, handle, is_foreign(stream, handle));
     pya_torch_record(*data, pya_stream_of_device(reinterpret_cast<uintptr_t>(handle), device));
 }

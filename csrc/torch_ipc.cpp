@@ -1,5 +1,5 @@
-/* Two kinds of handle, both 64 bytes: pages go by csrc/ipc, plain segments by the runtime's own.  A handle may be open
- * once per process: it is kept while any tensor uses it. */
+/* There are two kinds of handle, both 64 bytes: pages are shared through csrc/ipc, plain segments by the CUDA runtime's
+ * handles. A process may open a handle only once, so we keep it open while any tensor uses it. */
 #include "torch_ipc.h"
 
 #include "core/pyalloc.h"
@@ -17,7 +17,7 @@
 
 namespace {
 
-/* cudaIpcMemHandle_t, by value in cudaIpcOpenMemHandle. */
+/* cudaIpcMemHandle_t, which cudaIpcOpenMemHandle takes by value. */
 struct ipc_handle {
     char bytes[64];
 };
@@ -51,8 +51,8 @@ functions() {
     return found;
 }
 
-/* On the device it was opened on; the caller's, who only drops a tensor, stays as it was, and so does what the runtime
- * says went wrong last. */
+/* Closes it on the device it was opened on.  The caller only drops a tensor, so its current device and the runtime's last
+ * error stay as they were. */
 void
 close_on(int device, void *base) {
     const ipc_functions &cuda = functions();
@@ -86,7 +86,7 @@ share_plain(pya_heap *heap, pya_dptr address) {
     const ipc_functions &cuda = functions();
     const int error = cuda.get(&handle, pointer_to(segment.base));
     if (error != 0) {
-        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
+        (void)cuda.last_error(); /* clear our error, so that no later caller finds it */
         throw std::runtime_error(
             "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle returned " +
             std::to_string(error) + "): " +
@@ -143,7 +143,7 @@ open_pages(pya_heap *heap, const std::string &handle) {
     if (status != PYA_OK) {
         fail(heap, status, "opening another process's memory", device, why);
     }
-    /* A device that fails here fails whoever calls it next. */
+    /* The status is ignored: if the device is broken, the next call on it fails anyway. */
     return {pointer_to(base), [heap](void *opened) {
                 (void)!pya_import_close(heap, address_of(opened));
             }};
@@ -162,7 +162,7 @@ open_here(const std::string &handle) {
     return open_plain(handle);
 }
 
-/* Blocks of the same pages need them once: of where the block begins only the page counts. */
+/* A key for the pages in a handle: blocks of the same pages share one mapping, so the offset in the page is dropped. */
 std::string
 pages_of(const std::string &handle) {
     if (!pya_ipc_is_name(handle.data(), handle.size())) {
@@ -174,11 +174,11 @@ pages_of(const std::string &handle) {
     return {reinterpret_cast<const char *>(&name), sizeof name};
 }
 
-/* By what the sender handed out, pages_of() it. */
+/* By pages_of() the sender's handle. */
 using handle_map = std::unordered_map<std::string, std::weak_ptr<void>>;
 pya_torch_guarded<handle_map> open_handles;
 
-/* Under the map's lock: it may be open once. */
+/* Called under the map's lock: a handle may be opened only once. */
 std::shared_ptr<void>
 open_once(handle_map &known, const std::string &handle) {
     for (auto each = known.begin(); each != known.end();) {
@@ -194,7 +194,7 @@ open_once(handle_map &known, const std::string &handle) {
     return opened;
 }
 
-/* torch comes with Python's lock, which other threads need meanwhile: the sender may be a while, and may wait for them. */
+/* torch calls us with the GIL held.  We release it while opening: the sender may take a while, and may need those threads. */
 struct python_functions {
     int (*is_held)();
     void *(*leave)();
@@ -258,7 +258,7 @@ pya_torch_ipc_open(void *self, std::string handle) {
     } catch (...) {
         failed = std::current_exception();
     }
-    /* In no destructor: a process that ends ends the thread here, which those do not let through. */
+    /* Not in a destructor: if the process is exiting, Python ends the thread in here, by unwinding, which destructors block. */
     if (thread != nullptr) {
         python().enter(thread);
     }

@@ -1,4 +1,4 @@
-/* Calls are passed on by their place in the vtable, which torch's allocator shares with its wrapper. */
+/* Calls are forwarded by vtable slot: torch's allocator has its methods in the same slots as the wrapper. */
 #include "torch_native.h"
 
 #include "core/pyalloc.h"
@@ -25,8 +25,8 @@ pya_torch_guarded<observer_list> observers;
 
 using method_name = const char *(*)();
 
-/* Of torch's own allocator, of which there is one.  The loader takes longer to find a method than the rest of a call: `known`
- * keeps what it found. */
+/* Finds a method of torch's own allocator, of which there is one.  Finding it takes longer than the rest of a call, so `known`
+ * caches it. */
 template <typename F>
 bool
 native_method(std::atomic<void *> &known, F *&function, method_name name, size_t after = 0) {
@@ -53,7 +53,7 @@ skip_mask(const std::vector<std::string> *skip) {
     return mask;
 }
 
-/* What torch passes is no vector of pairs of strings: another method than the one it was taken for. */
+/* Is it a vector of pairs of strings?  If not, the slot belongs to another method than we took it for. */
 bool
 looks_like_pairs(const void *pairs) {
     uintptr_t words[3];
@@ -64,8 +64,9 @@ looks_like_pairs(const void *pairs) {
            (words[1] - words[0]) % PAIR_BYTES == 0;
 }
 
-/* Does the code at this address belong to torch's NCCL process group?  They register torch's segments with NCCL, to copy
- * less, and do without where memory is virtual (expandable segments).  Its watcher is hidden: it has no name. */
+/* Does the code at this address belong to torch's NCCL process group?  Process groups register torch's segments with NCCL to
+ * save copies, and do without if memory is virtual (expandable segments).  Their watcher is a hidden symbol, so it has no
+ * name. */
 bool
 is_of_nccl(const void *code) {
     Dl_info found = {};
@@ -73,7 +74,7 @@ is_of_nccl(const void *code) {
            (found.dli_sname == nullptr || strstr(found.dli_sname, "ProcessGroupNCCL") != nullptr);
 }
 
-/* The oldest native method, which has no arguments, is given them too: it does not look. */
+/* The oldest native method takes no arguments; it ignores the ones we pass. */
 pya_torch_snapshot_info
 snapshot_for(const void *caller, pya_pool_id id, bool with_traces) {
     static std::atomic<void *> known{nullptr};
@@ -105,8 +106,8 @@ pya_torch_native_init(int n_devices) {
     if (native_method(known, init, [] { return PYA_TORCH_METHOD("4initEi"); })) {
         init(pya_torch_native_allocator(), n_devices);
     }
-    /* C++ that asks for "the CUDA allocator" (at::accelerator, c10::GetAllocator) would still get torch's own, which holds
-     * nothing, and would hand out memory behind our back. */
+    /* Otherwise C++ code that asks for "the CUDA allocator" (at::accelerator, c10::GetAllocator) would still get torch's
+     * own, which holds no block, and would allocate device memory behind our back. */
     void (*set_allocator)(int8_t device_type, void *allocator, uint8_t priority) = nullptr;
     void *symbol = pya_torch_symbol("_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh");
     memcpy(&set_allocator, &symbol, sizeof symbol);
@@ -218,7 +219,7 @@ pya_torch_observe_rejections(void *self, pya_torch_observer observer) {
     (void)observer;
 }
 
-/* Without the lock: an observer may allocate, or take the GIL. */
+/* Call it without locks: an observer may allocate, or take the GIL. */
 void
 pya_torch_tell_observers(int device, size_t asked, size_t total, size_t free_bytes) {
     const observer_list all = observers.with([](const observer_list &known) { return known; });

@@ -1,5 +1,5 @@
-/* cudaDeviceEnablePeerAccess opens memory of cudaMalloc only; memory of the driver's virtual memory calls is opened range
- * by range, and without that only cudaMemcpyPeerAsync copies it. */
+/* cudaDeviceEnablePeerAccess opens only memory of cudaMalloc.  Memory of the driver's virtual memory calls is opened range by
+ * range; where it is not, only cudaMemcpyPeerAsync can copy it. */
 #include "torch_peers.h"
 
 #include "core/pyalloc.h"
@@ -33,8 +33,8 @@ pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
     }
 }
 
-/* The parameters are torch's.  Where torch has opened the memory to its peer (above), the copy is one of addresses, which
- * goes straight from card to card, as on torch's own allocator. */
+/* The parameters are torch's.  If torch has enabled access to the peer (above), copies by address: these go directly from card
+ * to card, as with torch's own allocator. */
 int
 pya_torch_copy( // NOLINT(readability-function-size)
     void *self, void *to, int to_device, const void *from, int from_device, size_t bytes,

@@ -1,4 +1,4 @@
-/* torch frees and makes pools through these; what they raise reaches the caller in Python. */
+/* torch's calls that create and free pools; exceptions reach the caller in Python. */
 #include "torch_pools.h"
 
 #include "core/pyalloc.h"
@@ -39,14 +39,14 @@ pointer_of(pya_dptr address) {
 /* ---- a pool's own allocator ---- */
 
 struct own_allocator {
-    /* Empty where torch passes a plain pointer, which its caller keeps. */
+    /* Empty if torch passes a plain pointer, which its caller keeps alive. */
     std::shared_ptr<void> held;
     void *object;
     void *(*raw_alloc)(void *self, size_t bytes);
     void (*raw_delete)(void *self, void *ptr);
 };
 
-/* What a thread that captures is forbidden, such as cudaMalloc, it may do within this, as in torch's own allocator. */
+/* Within this scope a capturing thread may do what captures forbid, such as cudaMalloc, as in torch's own allocator. */
 class relaxed_capture {
   public:
     relaxed_capture() {
@@ -65,10 +65,10 @@ class relaxed_capture {
 
   private:
     int (*exchange)(int *mode) = nullptr;
-    int mode = 2; /* cudaStreamCaptureModeRelaxed; then the thread's own */
+    int mode = 2; /* cudaStreamCaptureModeRelaxed; after the exchange, the thread's previous mode */
 };
 
-/* The heap is C: an exception means no memory. */
+/* The heap is C, so an exception becomes "no memory". */
 pya_dptr
 own_alloc(void *arg, size_t bytes) {
     const auto *own = static_cast<own_allocator *>(arg);
@@ -88,7 +88,7 @@ own_free(void *arg, pya_dptr address) {
     try {
         own->raw_delete(own->object, pointer_of(address));
     } catch (...) {
-        return; /* the segment is the allocator's again, whatever it thinks of it */
+        return; /* the segment was given to the allocator; what it does with it is its business */
     }
 }
 
@@ -98,8 +98,8 @@ own_drop(void *arg) {
 }
 
 /* ---- a watched cudaMalloc ----
- * A preloaded library that answers cudaMalloc instead of the CUDA runtime wants to know what a pool is made of: to take
- * the memory away for a while, as torch_memory_saver does, or to count it.  Of the driver's calls it sees none. */
+ * A preloaded library may replace cudaMalloc to know a pool's memory: to take it away for a while, as torch_memory_saver does,
+ * or to count it.  It sees none of the driver's virtual memory calls. */
 
 struct runtime_functions {
     int (*alloc)(void **out, size_t bytes);
@@ -133,7 +133,7 @@ watched_alloc(void *self, size_t bytes) {
     (void)self;
     void *ptr = nullptr;
     if (runtime().alloc(&ptr, bytes) != 0) {
-        (void)runtime().last_error(); /* ours, not to be found by whoever asks next */
+        (void)runtime().last_error(); /* clear our error, so that no later caller finds it */
         return nullptr;
     }
     return ptr;
@@ -153,11 +153,11 @@ find_virtual(F *&function, void *object, const char *method) {
     return found != nullptr;
 }
 
-/* Is the allocator passed as a plain pointer?  The constructor's name tells; neither name: 0. */
+/* Does MemPool take its allocator as a plain or a shared pointer?  Its constructor's name tells; 0 if neither name exists. */
 enum how_passed { PASSED_UNKNOWN, PASSED_PLAIN, PASSED_SHARED };
 
 #define PLAIN_CONSTRUCTOR "_ZN3c104cuda7MemPoolC1EPNS0_20CUDACachingAllocator13CUDAAllocatorE"
-/* Of torch 2.10 alone: the class had moved, and took the plain pointer still. */
+/* torch 2.10 only: the class had moved, but still took a plain pointer. */
 #define MOVED_PLAIN_CONSTRUCTOR                                                                    \
     "_ZN2at4cuda7MemPoolC1EPN3c104cuda20CUDACachingAllocator13CUDAAllocatorE"
 #define SHARED_CONSTRUCTOR                                                                         \
@@ -203,7 +203,7 @@ own_allocator_of(void *const *allocator) {
 
 std::atomic<bool> use_on_oom_has_flag{false};
 
-/* torch 2.6 and 2.7 do not say which pool is meant: it is the one in use by this thread. */
+/* torch 2.6 and 2.7 do not say which pool they mean: it is the one that this thread uses. */
 std::atomic<bool> pools_are_untold{false};
 
 void *
@@ -227,7 +227,7 @@ pools_of(int8_t device) {
     return infos;
 }
 
-/* The blocks in users' hands. */
+/* The live blocks of a pool. */
 std::vector<pya_claim>
 live_blocks(int8_t device, pya_pool_id id) {
     std::vector<pya_claim> live;
@@ -246,10 +246,10 @@ live_blocks(int8_t device, pya_pool_id id) {
     return live;
 }
 
-/* The same of a private pool; of one without a user or memory nothing can be told, as in torch's own allocator. */
+/* The same for a private pool; throws for one without user and memory, as torch's own allocator does. */
 std::vector<pya_claim>
 live_blocks_of_private(int8_t device, pya_pool_id id) {
-    for (const pya_pool_info &info : pools_of(device)) { /* each that has a user or memory */
+    for (const pya_pool_info &info : pools_of(device)) { /* those with a user or memory */
         if (info.id.first == id.first && info.id.second == id.second) {
             return live_blocks(device, id);
         }
@@ -281,8 +281,8 @@ pya_torch_pool_takes_allocator(const char **detail) {
     return passed != PASSED_UNKNOWN;
 }
 
-/* The allocator is a plain pointer in older versions, NULL for none; since then a shared_ptr, which arrives as the
- * address of one whose first word is NULL for none.  Whether there is one reads the same for both. */
+/* In older versions `allocator` is a plain pointer.  Since then it is a shared_ptr, which arrives as an address whose first
+ * word is NULL for none.  Checking whether there is one reads the same for both. */
 void
 pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *allocator) {
     (void)self;
@@ -311,7 +311,7 @@ pya_torch_pool_note_begun(int8_t device, pya_pool_id id) {
         auto own = std::make_unique<own_allocator>();
         own->raw_alloc = watched_alloc;
         own->raw_delete = watched_free;
-        /* Refused, and dropped, where the pool has memory or an allocator already. */
+        /* Refused, and dropped, if the pool already has memory or an allocator. */
         // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
         const pya_segment_source source = {own_alloc, own_free, own_drop, own.release()};
         (void)!pya_pool_set_source(pya_torch_heap(), device, id, source);
@@ -349,7 +349,7 @@ pya_torch_pool_has_no_split(void) {
     use_on_oom_has_flag = true;
 }
 
-/* Taken away by ~MemPool(), from which nothing may be thrown: in a forked child the pool is the parent's. */
+/* ~MemPool() calls this with false, so it must not throw: in a forked child the pool belongs to the parent. */
 void
 pya_torch_pool_use_on_oom(void *self, int8_t device, pya_pool_id id, bool flag) {
     (void)self;
@@ -377,7 +377,7 @@ pya_torch_empty_cache(void *self, pya_pool_id id) {
         check(pya_empty_cache(heap, -1), "emptying the cache failed");
         return;
     }
-    /* Asked for by ~MemPool() alone: nothing may be thrown, and what could not be given back is tried again later. */
+    /* Here the caller is ~MemPool(): nothing may be thrown; what could not be released is tried again later. */
     for (int device = 0; device < PYA_MAX_DEVICES; device++) {
         if (pya_pool_list(heap, device, nullptr, 0) > 0) {
             (void)!pya_pool_trim(heap, device, id);
@@ -415,8 +415,8 @@ pya_torch_checkpoint_get(void *self, int8_t device, pya_pool_id id) {
     return state;
 }
 
-/* As torch's own: every live block counts as freed, every block of the checkpoint as made, though what is in both stays
- * where it is. */
+/* As in torch's own allocator: every live block is reported as freed and every block of the checkpoint as allocated, although
+ * those in both stay where they are. */
 pya_torch_delta
 pya_torch_checkpoint_set(void *self, int8_t device, std::shared_ptr<pya_torch_pool_state> state) {
     pya_heap *heap = pya_torch_heap();
@@ -439,7 +439,7 @@ pya_torch_checkpoint_set(void *self, int8_t device, std::shared_ptr<pya_torch_po
         }
     }
     for (const pya_claim &block : state->live) {
-        if (stays.count(block.addr) != 0) { /* not there any more */
+        if (stays.count(block.addr) != 0) { /* already gone */
             check(
                 pya_pool_claim(heap, device, state->id, &block),
                 "returning to a pool's state failed");

@@ -1,13 +1,13 @@
-/* torch's CUDAPluggableAllocator wrapper raises in methods it has no hook for.  Its vtable is exported, and most of its
- * methods: we copy the vtable, replace slots that were found, and point the one live object at the copy.
+/* torch's CUDAPluggableAllocator wrapper raises in methods that it has no hook for.  Its vtable and most of its methods are
+ * exported.  We copy the vtable, replace the slots we can identify, and point the one live object at the copy.
  *
- * A slot is found, never assumed.  An exported method by comparing addresses; a method inherited from a base class that
- * is not exported by calling it: those stand between two exported neighbours and do nothing but raise "... does not yet
- * support <name>".  A few do nothing at all, or return true: those are known by their code beside an exported method.
- * A slot that is not found is left as it is, and `pyalloc doctor` says so.
+ * A slot is found, never assumed.  Exported methods are found by comparing addresses.  Methods inherited from a base class that
+ * is not exported are found by calling them: those between two exported neighbours do nothing but raise "... does not yet
+ * support <name>".  A few do nothing at all, or return true: they are recognised by their code, next to an exported method.
+ * A slot that is not found is left alone, and `pyalloc doctor` says so.
  *
- * Signatures are fixed by the mangled names, or, for inherited methods, by torch's public header since they exist; only
- * integers, pointers and libstdc++ types appear in them. */
+ * Signatures follow from the mangled names, or for inherited methods from torch's public header, since the version that
+ * introduced them.  Only integers, pointers and libstdc++ types appear in them. */
 #include "torch_slots.h"
 
 #include "core/pyalloc.h"
@@ -35,20 +35,20 @@
 
 namespace {
 
-/* Inherited methods between the two neighbours: five in 2.15; more would mean another layout. */
+/* Number of inherited methods between the two neighbours: five in 2.15; more than this would mean another layout. */
 constexpr size_t MAX_GAP = 8;
 
 using any_function = void (*)();
 
-/* Native's contract: *largest is raised to the largest block a request could get without waiting, and where the caller
- * passes 0, the device's free memory counts too.  cudnn.benchmark sizes its workspaces by it. */
+/* Contract of the native method: raise *largest to the largest block that a request could get without waiting; if the caller
+ * passes 0, count the device's free memory too.  cudnn.benchmark sizes its workspaces by it. */
 void
 slot_cache_info(void *self, int8_t device, size_t *largest) {
     (void)self;
     pya_heap *heap = pya_torch_heap();
     struct pya_memory_info info = {};
     if (heap == nullptr || pya_memory_info(heap, device, &info) != PYA_OK) {
-        return; /* the caller's own guess stands */
+        return; /* leave the caller's own guess */
     }
     const size_t free_bytes = *largest == 0 ? info.free_bytes : 0;
     const size_t most = info.largest_free_bytes > free_bytes ? info.largest_free_bytes : free_bytes;
@@ -62,7 +62,7 @@ slot_memory_fraction(void *self, int8_t device) {
     return heap == nullptr ? 1.0 : pya_get_fraction(heap, device);
 }
 
-/* Statistics of a device that was never used are zero already: nothing to report to the caller. */
+/* A device that was never used has only zeros: no error to report. */
 void
 slot_reset_peak(void *self, int8_t device) {
     (void)self;
@@ -83,14 +83,14 @@ slot_reset_accumulated(void *self, int8_t device) {
 
 struct slot {
     const char *feature;
-    const char *symbol; /* exported name; NULL: known by other means */
-    const char *older;  /* its name in older versions; may be NULL, as that in still older ones */
+    const char *symbol; /* exported name; NULL: identified by other means */
+    const char *older;  /* in older versions; oldest: in still older ones; may be NULL */
     const char *oldest;
-    const char *
-        method; /* without an exported name: what its exception calls it, and the oldest one's calls that */
+    const char
+        *method; /* if not exported: its name in its exception (oldest: the same in old versions) */
     any_function replacement;
-    /* In its place where torch has the oldest name, and where it has old strings, which a method's name does not tell
-     * of its result.  NULL: it fits there too. */
+    /* Replacements for a torch that has the oldest name, and for one with old strings (the mangled name does not include the
+     * return type).  NULL: `replacement` fits there too. */
     any_function of_oldest, of_old_strings;
     const char *detail; /* NULL: not tried yet */
     bool taken;
@@ -235,7 +235,7 @@ slot slots[] = {
     exported("fast path (slot raw_delete)", METHOD("10raw_deleteEPv"), pya_torch_fast_raw_delete),
     exported("fast path (slot allocate)", METHOD("8allocateEm"), pya_torch_fast_allocate),
 };
-/* The last ones belong together: memory that one of them made must come back to ours. */
+/* The last N_FAST are taken together or not at all: memory allocated by one of them must be freed by ours. */
 constexpr size_t N_FAST = 4;
 constexpr size_t N_SLOTS = sizeof slots / sizeof slots[0];
 
@@ -302,7 +302,7 @@ take_exported(slot &each, void **copy, size_t words) {
     slot_put(each, copy, index);
 }
 
-/* All or none.  PYALLOC_FAST_PATH=0 leaves torch's own way in place, to compare. */
+/* Takes all or none.  PYALLOC_FAST_PATH=0 keeps torch's own methods, for comparison. */
 bool
 fast_slots_are_there(void *const *copy, size_t words) {
     const char *wish = getenv("PYALLOC_FAST_PATH");
@@ -313,14 +313,14 @@ fast_slots_are_there(void *const *copy, size_t words) {
     return good;
 }
 
-/* torch's own raw_delete knows only what its own raw_alloc made, not the blocks that a checkpoint brings back. */
+/* torch's own raw_delete only knows blocks from its own raw_alloc, not those that a checkpoint brings back. */
 bool
 needs_fast(const slot &each) {
     return each.replacement == as_any(pya_torch_checkpoint_get) ||
            each.replacement == as_any(pya_torch_checkpoint_set);
 }
 
-/* Without this torch's own method is as good: it calls the hook. */
+/* Without pya_torch_fast_knows_streams(), torch's own method does: it calls the hook. */
 bool
 needs_streams(const slot &each) {
     return each.replacement == as_any(pya_torch_fast_record_stream);
@@ -346,7 +346,7 @@ slot_named_in(const std::string &text) {
     return nullptr;
 }
 
-/* Between releasePool and shareIpcHandle stand, in every version that has them, the inherited methods about pools. */
+/* In every version that has them, the inherited methods about pools are between releasePool and shareIpcHandle. */
 void
 take_inherited(void *object, void **copy, size_t words) {
     const size_t first =
@@ -382,7 +382,7 @@ put_silent(F *function, void **copy, size_t index) {
     }
 }
 
-/* How many methods that do nothing stand one after the other from first on. */
+/* The number of consecutive methods from `first` on that do nothing. */
 size_t
 count_silent(void *const *copy, size_t words, size_t first) {
     size_t n = 0;
@@ -392,9 +392,9 @@ count_silent(void *const *copy, size_t words, size_t first) {
     return n;
 }
 
-/* Right behind recordHistory: recordAnnotation, pushCompileContext and popCompileContext, which do nothing, and then
- * something else.  In 2.11 that is a setter of metadata, which does nothing either, its getter and
- * attachOutOfMemoryObserver; before 2.8 that comes right behind the first.  How many of the three there are. */
+/* recordAnnotation, pushCompileContext and popCompileContext follow recordHistory and do nothing.  Returns how many of the
+ * three there are.  In 2.11 a metadata setter, which does nothing either, its getter and attachOutOfMemoryObserver follow
+ * them; before 2.8 attachOutOfMemoryObserver follows recordAnnotation. */
 size_t
 count_silent_history(void *const *copy, size_t words, size_t history) {
     const size_t n = count_silent(copy, words, history + 1);
@@ -403,8 +403,8 @@ count_silent_history(void *const *copy, size_t words, size_t history) {
     return has_all ? 3 : n == 1 && observer == history + 2 ? 1 : 0;
 }
 
-/* Right before cacheInfo: enable, which does nothing, and isEnabled, which is true.  What is behind recordHistory is given
- * strings: the newer ones. */
+/* enable (does nothing) and isEnabled (returns true) are right before cacheInfo.  The methods after recordHistory take
+ * strings, so they are left alone in a torch with old strings. */
 void
 take_silent(void **copy, size_t words) {
     for (slot &each : slots) {
@@ -498,7 +498,7 @@ pya_torch_restore_allocator(void) {
 extern "C" void
 pya_torch_take_slots(void) {
     for (slot &each : slots) {
-        each.taken = false; /* the object of an earlier installation had a copy of its own */
+        each.taken = false; /* an earlier installation had another object and its own copy */
     }
     void **vtable = static_cast<void **>(pya_torch_symbol(VTABLE));
     std::atomic<void *> *live = live_allocator();
@@ -512,7 +512,7 @@ pya_torch_take_slots(void) {
         return;
     }
     const size_t words = pya_torch_vtable_words(vtable);
-    /* Never freed: torch's object points at it until the process ends. */
+    /* Never freed: torch's object uses it until the process ends. */
     void **copy = words == 0 ? nullptr : static_cast<void **>(malloc(words * sizeof *copy));
     if (copy == nullptr) {
         say_all("the size of the wrapper's vtable is not known");

@@ -2,8 +2,8 @@
 
 #include <dlfcn.h>
 
-/* RTLD_NOLOAD finds a library by the name it was linked under, so these are found wherever torch is installed.  The last had
- * the wrapper for foreign allocators until torch 2.5. */
+/* RTLD_NOLOAD finds a loaded library by its name, wherever torch is installed.  libtorch_python had the wrapper for foreign
+ * allocators until torch 2.5. */
 static const char *const LIBRARIES[] = {
     "libc10.so", "libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so"};
 

@@ -1,5 +1,5 @@
-/* cudaMalloc and cudaFree, one call each: for memory checkers that want to see every allocation.  As torch's own, these
- * blocks are in no statistics and in no snapshot. */
+/* One cudaMalloc or cudaFree per call, for memory checkers that want to see every allocation.  As in torch's own allocator,
+ * these blocks appear in no statistics and no snapshot. */
 #include "torch_uncached.h"
 
 #include "torch_bridge.h"
@@ -58,7 +58,7 @@ pya_torch_uncached_alloc(size_t bytes) {
     }
     const int error = cuda.alloc(&ptr, bytes);
     if (error != 0) {
-        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
+        (void)cuda.last_error(); /* clear our error, so that no later caller finds it */
         const std::string text = error == OUT_OF_MEMORY
                                      ? "CUDA error: out of memory. Tried to allocate " +
                                            std::to_string(bytes) +
@@ -84,10 +84,10 @@ pya_torch_uncached_free(void *ptr, void (*before)(const void *ptr)) {
     });
     if (is_ours) {
         before(ptr);
-        /* An error here is an earlier kernel's, and will be found by its caller. */
+        /* An error here comes from an earlier kernel; whoever launched that will see it. */
         (void)functions().release(ptr);
     }
-    return is_ours || uncached.is_lost(); /* all that such a child can free is its parent's */
+    return is_ours || uncached.is_lost(); /* in such a child every block is its parent's */
 }
 
 void

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t MAX_WORDS = 512;
 
-/* The code of a method that only returns, or only returns true, perhaps behind a landing pad for indirect calls. */
+/* The machine code of "return" and "return true", optionally after a landing pad for indirect calls. */
 #if defined(__aarch64__)
 constexpr unsigned char LANDING[] = {0x5f, 0x24, 0x03, 0xd5}; /* bti c */
 constexpr unsigned char RETURN[] = {0xc0, 0x03, 0x5f, 0xd6};  /* ret */
@@ -35,8 +35,8 @@ has_code(const void *method, const unsigned char *code, size_t bytes) {
 
 } // namespace
 
-/* By the symbol's own size.  The loader looks through all symbols of the library for it, which takes as long as a hundred
- * requests: once. */
+/* Uses the size of the vtable's symbol.  The loader searches all symbols of the library for it, which takes as long as a
+ * hundred requests, so the result is kept. */
 size_t
 pya_torch_vtable_words(void **vtable) {
     static std::atomic<size_t> known{0};

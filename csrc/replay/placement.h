@@ -2,7 +2,7 @@
  *
  * This is dynamic storage allocation, which is NP-hard; we search with a heuristic.  Place the largest block first, each at
  * the lowest offset that is free throughout its life.  Then repeat, with the blocks that ended highest moved to the front.
- * Once that stops improving, restart from other orders (longest life first; size times life), and finally from the best order
+ * Once that stops improving, restart from other orders (longest life first; bytes^2 * life), and finally from the best order
  * with some randomly drawn blocks at its front. */
 #pragma once
 
