@@ -1,4 +1,4 @@
-/* The native model: segments from plain allocations; shared rules for both models. */
+/* The native model (segments from plain allocations), and the rules that both models share. */
 #include "model.h"
 
 #include <stdio.h>
@@ -111,7 +111,7 @@ model_release_user(struct pya_model *model, struct pya_model_block *block) {
 
 /* ---- events of blocks used on other streams ---- */
 
-/* Records the event of a use on the use's stream; the entry is the queue's then, or is gone. */
+/* Records the event of a use on its stream.  On success the stream's queue owns entry; otherwise it is freed. */
 static pya_status
 model_event_add(struct pya_model *model, struct model_event *entry) {
     struct model_stream *on = &model->streams[entry->stream];
@@ -137,7 +137,7 @@ free_entry:
     return status;
 }
 
-/* The oldest event of a stream has passed. */
+/* The oldest event of a stream has completed: removes it, and frees its block if that was the last one. */
 static pya_status
 model_event_pop(struct pya_model *model, unsigned stream) {
     struct model_stream *on = &model->streams[stream];
@@ -172,7 +172,7 @@ model_process_stream(struct pya_model *model, unsigned stream, bool wait) {
     return status;
 }
 
-/* wait: for all of them; else only what has passed already, in the order of each stream. */
+/* wait: waits for all events; otherwise only takes those that have completed, in each stream's order. */
 static pya_status
 model_process_events(struct pya_model *model, bool wait) {
     pya_status status = PYA_OK;
@@ -185,7 +185,7 @@ model_process_events(struct pya_model *model, bool wait) {
     return status;
 }
 
-/* ---- giving memory back ---- */
+/* ---- releasing memory ---- */
 
 static pya_status
 model_release_segment(struct pya_model *model, struct pya_model_block *block) {
@@ -209,7 +209,7 @@ model_release_pool(struct pya_model *model, struct model_pool *pool) {
             status = model_release_segment(model, block);
         }
     }
-    /* Shrinking changes the tree, and a shrunk block leaves it or comes back too small to shrink again. */
+    /* Shrinking changes the tree: afterwards the block is no longer in it, or too small to be shrunk again. */
     at = model->config.expandable ? tree_lower_bound(pool->free, 0, 0) : NULL;
     while (at != NULL && status == PYA_OK) {
         struct tree_node key = *at;
@@ -281,14 +281,14 @@ model_segment_alloc(
     return PYA_OK;
 }
 
-/* What an expandable block could grow to in place. */
+/* The size that an expandable block could grow to in place. */
 static size_t
 model_reach(const struct pya_model_block *block) {
     bool grows = block->next != NULL && !block->next->is_mapped;
     return block->bytes + (grows ? block->next->bytes : 0);
 }
 
-/* Best fit, out of its tree; NULL when nothing fits. */
+/* Takes the best fit out of its tree; NULL if nothing fits. */
 static struct pya_model_block *
 model_fit(struct pya_model *model, size_t bytes, unsigned stream, bool is_large) {
     struct tree_node *root = model->pools[model->pool]->by_stream[stream][is_large].free;
@@ -315,7 +315,7 @@ model_obtain(
                                     : model_segment_alloc(model, bytes, stream, is_large, out);
 }
 
-/* Cuts the tail of a block off and frees it, when enough remains. */
+/* Splits off and frees the tail of a block if enough remains. */
 static pya_status
 model_split(struct pya_model *model, struct pya_model_block *block, size_t bytes) {
     size_t rest = block->bytes - bytes;
@@ -536,7 +536,7 @@ pya_model_create(
 
 void
 pya_model_destroy(struct pya_model *model) {
-    /* Statuses are dropped: nothing more can be done about a device that takes nothing back. */
+    /* Statuses are ignored: if the device takes nothing back, nothing more can be done. */
     (void)!model_process_events(model, true);
     struct pya_model_block *next = NULL;
     for (struct pya_model_block *b = model->blocks; b != NULL; b = next) {

@@ -1,4 +1,4 @@
-/* Expandable segments: one address range of 9/8 of the device per (stream, pool), mapped where it is used. */
+/* Expandable segments: one address range of 9/8 of the device per (stream, pool), mapped as needed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,7 +55,7 @@ segment_drop(struct pya_model *model, struct model_segment *segment, size_t firs
     return status;
 }
 
-/* Creates and maps units [first, last); on failure none of them. */
+/* Creates and maps units [first, last), all or none. */
 static pya_status
 segment_fill(struct pya_model *model, struct model_segment *segment, size_t first, size_t last) {
     const size_t n_pages = segment->unit / PYA_PAGE;
@@ -108,7 +108,7 @@ model_segment_destroy(struct pya_model *model, struct model_segment *segment) {
 
 /* ---- blocks ---- */
 
-/* A new unmapped or free neighbour after `block`, in no tree yet. */
+/* Creates a neighbour after `block`, unmapped or free, in no tree yet. */
 static struct pya_model_block *
 expand_after(struct pya_model *model, struct pya_model_block *block, pya_dptr addr, size_t bytes) {
     struct pya_model_block *made = model_block_create(model);
@@ -130,7 +130,7 @@ expand_after(struct pya_model *model, struct pya_model_block *block, pya_dptr ad
     return made;
 }
 
-/* Undoes expand_after(); NULL is accepted. */
+/* Undoes expand_after(); accepts NULL. */
 static void
 expand_unlink(struct pya_model *model, struct pya_model_block *made) {
     if (made == NULL) {
@@ -143,8 +143,8 @@ expand_unlink(struct pya_model *model, struct pya_model_block *made) {
     model_block_destroy(model, made);
 }
 
-/* Maps the first `bytes` of an unmapped block, in whole units, and joins it to its free neighbours; *block is the
- * free block it is part of then. */
+/* Maps the first `bytes` of an unmapped block, in whole units, and merges it with its free neighbours; *block becomes the
+ * resulting free block. */
 static pya_status
 expand_map(struct pya_model *model, struct pya_model_block **block, size_t bytes) {
     struct pya_model_block *b = *block;
@@ -187,7 +187,7 @@ expand_has_room(const struct pya_model_block *block, size_t bytes) {
     return room >= bytes;
 }
 
-/* The lowest place of the stream's ranges that can hold bytes once mapped. */
+/* The lowest place in the stream's ranges that can hold `bytes` once it is mapped. */
 static pya_status
 expand_place(
     struct pya_model *model, size_t bytes, unsigned stream, bool is_large,

@@ -22,7 +22,7 @@ chunk_add(struct op_store *store) {
         return PYA_E_HOST_NOMEM;
     }
     store->chunks = chunks;
-    /* Not touched, so that a short program takes little of it. */
+    /* Not zeroed: pages that a short program does not use cost nothing. */
     struct program_op *chunk = malloc(CHUNK_BYTES);
     if (chunk == NULL) {
         return PYA_E_HOST_NOMEM;
@@ -48,7 +48,7 @@ nameless_file(void) {
     return fd;
 }
 
-/* All of a chunk; from the file where `out` is not NULL, else into it. */
+/* Moves a whole chunk: to the file if `out` is NULL, else from the file into `out`. */
 static pya_status
 chunk_move(const struct op_store *store, uint64_t number, struct program_op *out) {
     const off_t start = (off_t)((number - store->n_chunks) * CHUNK_BYTES);
@@ -69,7 +69,7 @@ chunk_move(const struct op_store *store, uint64_t number, struct program_op *out
     return PYA_OK;
 }
 
-/* Room for the first operation of a chunk. */
+/* Makes room for the first operation of a new chunk. */
 static pya_status
 store_next_chunk(struct op_store *store) {
     const uint64_t number = store->n / CHUNK_OPS;

@@ -1,24 +1,24 @@
-/* Placing blocks whose lives are known. */
+/* The search for a placement: see placement.h for the method. */
 #include "placement.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks compared or moved in all rounds after the first: some seconds. */
+/* Limit for blocks compared or moved in all rounds after the first: some seconds. */
 #define PLACEMENT_WORK_MOST UINT64_C(3000000000)
-/* The watch is told after so many: some ten milliseconds. */
+/* How many of these between two calls of the watch: some ten milliseconds. */
 #define PLACEMENT_TELLS_EVERY (UINT64_C(1) << 23)
-/* Rounds in a row without a lower end before another order is tried, of those to begin with and of shaken ones: bringing
- * what ends highest to the front goes in a circle in the end. */
+/* Rounds without improvement before another order is tried, for the initial orders and for shaken ones: promoting the highest
+ * blocks eventually cycles. */
 #define PLACEMENT_PATIENCE 80
 #define PLACEMENT_PATIENCE_SHAKEN 14
-/* Blocks brought to the front of the best order at most, when none of the orders to begin with helps any more. */
+/* Once the initial orders are exhausted: at most this many random blocks go to the front of the best order. */
 #define PLACEMENT_SHAKES_MOST 32
 
-/* A block that was placed, with all that the search looks at side by side. */
+/* A placed block.  Everything the search compares is kept together here. */
 struct spot {
     uint64_t offset, end;
-    struct pya_life lives[2]; /* one that is empty meets none */
+    struct pya_life lives[2]; /* empty ones overlap none */
 };
 
 struct ranked {
@@ -30,13 +30,13 @@ struct search {
     struct pya_placed *blocks;
     size_t n;
     const struct pya_placement_watch *watch;
-    size_t *order;         /* of placing */
-    struct ranked *ranked; /* for making it */
-    struct spot *spots;    /* of those placed so far, lowest first */
-    uint64_t *found;       /* the best placement's offsets, */
-    size_t *best_order;    /* and its order */
-    unsigned n_vain;       /* rounds since it, or since the order was another */
-    unsigned n_orders;     /* of those to begin with, tried so far */
+    size_t *order;         /* in which blocks are placed */
+    struct ranked *ranked; /* scratch for sorting it */
+    struct spot *spots;    /* blocks placed so far, lowest first */
+    uint64_t *found;       /* offsets of the best placement */
+    size_t *best_order;    /* the order that gave it */
+    unsigned n_vain;       /* rounds without improvement, with this order */
+    unsigned n_orders;     /* initial orders tried so far */
     uint64_t random;
     uint64_t n_steps; /* spots looked at or moved so far */
     uint64_t n_told;
@@ -47,7 +47,7 @@ life_to_compare(struct pya_life life) {
     return life.begin < life.end ? life : (struct pya_life){UINT64_MAX, 0};
 }
 
-/* Without a branch: which of two blocks meet is not to be guessed. */
+/* Do their lives overlap?  Branch-free, because the outcome is unpredictable. */
 static bool
 spots_meet(const struct spot *a, const struct spot *b) {
     bool meets = false;
@@ -59,7 +59,7 @@ spots_meet(const struct spot *a, const struct spot *b) {
     return meets;
 }
 
-/* The lowest place; where to enter it in `spots`. */
+/* Sets spot to the lowest place that is free; returns its index in `spots`. */
 static size_t
 search_place(struct search *s, size_t n_placed, uint64_t bytes, struct spot *spot) {
     uint64_t low = 0;
@@ -76,7 +76,7 @@ search_place(struct search *s, size_t n_placed, uint64_t bytes, struct spot *spo
     s->n_steps += i;
     spot->offset = low;
     spot->end = low + bytes;
-    /* Equal offsets in any order. */
+    /* Binary search; the order of equal offsets does not matter. */
     size_t from = 0;
     size_t to = n_placed;
     while (from < to) {
@@ -90,7 +90,7 @@ search_place(struct search *s, size_t n_placed, uint64_t bytes, struct spot *spo
     return from;
 }
 
-/* False: the watch wants no more. */
+/* False: the watch wants to stop. */
 static bool
 search_goes_on(struct search *s) {
     if (s->watch == NULL || s->n_steps - s->n_told < PLACEMENT_TELLS_EVERY) {
@@ -100,7 +100,7 @@ search_goes_on(struct search *s) {
     return s->watch->go_on(s->watch->arg, s->n_steps, PLACEMENT_WORK_MOST);
 }
 
-/* All of them in their order; the extent, UINT64_MAX where the watch ended it. */
+/* Places all blocks in order; returns the extent, or UINT64_MAX if the watch stopped it. */
 static uint64_t
 search_round(struct search *s) {
     uint64_t extent = 0;
@@ -121,7 +121,7 @@ search_round(struct search *s) {
     return extent;
 }
 
-/* Those that end highest come first, in the order they had. */
+/* Moves the blocks that end above `above` to the front, keeping their order. */
 static void
 search_promote(struct search *s, uint64_t above) {
     size_t n_up = 0;
@@ -134,7 +134,7 @@ search_promote(struct search *s, uint64_t above) {
     }
 }
 
-/* The same ones each time (xorshift64), so that a recording has one plan. */
+/* xorshift64 with a fixed seed, so that a recording always gets the same plan. */
 static uint64_t
 next_random(struct search *s) {
     s->random ^= s->random << 13;
@@ -158,7 +158,7 @@ larger_first(uint64_t a, uint64_t b) {
     return (a < b) - (a > b);
 }
 
-/* What is equal stays as the program has it. */
+/* Ties are broken by index, the program's order. */
 static int
 by_bytes(const void *a, const void *b) {
     const struct ranked *x = a;
@@ -175,7 +175,7 @@ by_life(const void *a, const void *b) {
     return order != 0 ? order : by_bytes(a, b);
 }
 
-/* Large ones before those that live long; a rank needs no more digits than a double has. */
+/* bytes^2 * life: size counts more than life.  A double is precise enough for a rank. */
 static double
 area_of(const struct ranked *x) {
     return (double)x->bytes * (double)x->bytes * (double)x->life;
@@ -189,7 +189,7 @@ by_area(const void *a, const void *b) {
     return order != 0 ? order : by_bytes(a, b);
 }
 
-/* Orders to begin with, the best one first. */
+/* The initial orders, the best one first. */
 static int (*const RANKS[])(const void *, const void *) = {by_bytes, by_life, by_area};
 enum { N_RANKS = sizeof RANKS / sizeof RANKS[0] };
 
@@ -205,7 +205,7 @@ search_rank(struct search *s) {
     s->n_orders++;
 }
 
-/* The best order with some blocks at its front, whichever they are. */
+/* The best order with some random blocks moved to its front. */
 static void
 search_shake(struct search *s) {
     memcpy(s->order, s->best_order, s->n * sizeof *s->order);
@@ -217,7 +217,7 @@ search_shake(struct search *s) {
     }
 }
 
-/* What to try after a round. */
+/* Chooses the order of the next round. */
 static void
 search_reorder(struct search *s, uint64_t live) {
     const unsigned patience =
@@ -247,7 +247,7 @@ by_time(const void *a, const void *b) {
     if (x->at != y->at) {
         return x->at < y->at ? -1 : 1;
     }
-    return (int)y->is_end - (int)x->is_end; /* ends first: intervals are half open */
+    return (int)y->is_end - (int)x->is_end; /* ends first: intervals are half-open */
 }
 
 static pya_status
@@ -301,8 +301,8 @@ search_end(struct search *s) {
     free(s->best_order);
 }
 
-/* Rounds until one takes no more pages than what is alive, or time is up; the best one's offsets are in `found`.
- * UINT64_MAX: the watch ended it. */
+/* Runs rounds until one takes no more pages than the live peak, or the limits are reached; `found` has the best offsets.
+ * UINT64_MAX: the watch stopped it. */
 static uint64_t
 search_run(struct search *s, unsigned n_rounds, uint64_t live) {
     uint64_t best = UINT64_MAX;

@@ -15,7 +15,7 @@ program_chain(const struct pya_program *program, uint64_t addr, int device) {
     return &program->chains[(uint32_t)(hash >> 32) & (program->n_chains - 1)];
 }
 
-/* The link that leads to the block alive at addr; it leads to 0 when there is none. */
+/* The link to the block alive at addr; the link is 0 if there is none. */
 static uint32_t *
 program_find(const struct pya_program *program, uint64_t addr, int device) {
     uint32_t *link = program_chain(program, addr, device);
@@ -26,7 +26,7 @@ program_find(const struct pya_program *program, uint64_t addr, int device) {
     return link;
 }
 
-/* Doubles the blocks and their chains. */
+/* Doubles the blocks and the hash chains. */
 static pya_status
 program_grow_blocks(struct pya_program *program) {
     uint32_t n = program->n_block_slots * 2;
@@ -77,7 +77,7 @@ program_push(struct pya_program *program, struct program_op op) {
     return PYA_OK;
 }
 
-/* Streams by number of appearance; at most as many as the array holds. */
+/* Numbers streams in order of appearance. */
 static pya_status
 program_stream(struct pya_program *program, pya_stream stream, uint16_t *out) {
     unsigned i = 0;
@@ -120,7 +120,7 @@ program_add_alloc(struct pya_program *program, const struct pya_trace_event *e) 
     int device = e->device;
     size_t rounded = 0;
     if (e->bytes == 0) {
-        return PYA_OK; /* torch hands out no memory for it */
+        return PYA_OK; /* torch allocates nothing for 0 bytes */
     }
     if (e->bytes > PYA_REQUEST_MAX || !pya_size_round_up(e->bytes, PYA_ALIGN, &rounded)) {
         return PYA_E_TOO_LARGE;
@@ -175,7 +175,7 @@ program_add_record(struct pya_program *program, const struct pya_trace_event *e)
     program->info.n_record_streams++;
     uint32_t at = *program_find(program, e->addr, e->device);
     if (at == 0) {
-        return PYA_OK; /* as torch: a foreign pointer is ignored */
+        return PYA_OK; /* ignore foreign pointers, as torch does */
     }
     struct program_op op = {
         .kind = PROGRAM_RECORD_STREAM, .block = at - 1, .device = (uint8_t)e->device};
@@ -183,7 +183,7 @@ program_add_record(struct pya_program *program, const struct pya_trace_event *e)
     return status == PYA_OK ? program_push(program, op) : status;
 }
 
-/* Private pools by number of appearance, from 1. */
+/* Numbers private pools in order of appearance, from 1. */
 static pya_status
 program_add_pool(
     struct pya_program *program, const struct pya_trace_event *e, enum program_op_kind kind) {
@@ -262,7 +262,7 @@ pya_program_create(struct pya_program **out) {
     program->n_block_slots = 256;
     program->n_chains = 256;
     program->info.is_complete = true;
-    program->info.n_streams = 1; /* the default stream, whoever else comes */
+    program->info.n_streams = 1; /* the default stream, whether used or not */
     program->blocks = malloc(program->n_block_slots * sizeof *program->blocks);
     program->chains = calloc(program->n_chains, sizeof *program->chains);
     if (program->blocks == NULL || program->chains == NULL) {

@@ -7,19 +7,19 @@
 #include "model.h"
 #include "program_internal.h"
 
-/* Ample memory: never less than a large card, and far above what any policy wastes. */
+/* Ample memory: at least a large card, and far more than any policy wastes. */
 #define REPLAY_AMPLE_MIN ((size_t)80 << 30)
 #define REPLAY_AMPLE_FACTOR 4
-/* No card has more, and the tables of the simulated one grow with it. */
+/* No card has more, and the simulated device's tables grow with it. */
 #define REPLAY_CAPACITY_MAX ((size_t)2 << 40)
 #define REPLAY_ADDRESS_FACTOR 128
-/* expandable segments reserve 9/8 of the device for each stream's and each pool's small and large blocks */
+/* Expandable segments reserve 9/8 of the device for the small and the large blocks of each stream and pool. */
 #define REPLAY_ADDRESS_EACH 3
 #define REPLAY_ADDRESS_MAX (UINT64_C(64) << 40)
 #define REPLAY_PROGRESS_OPS 65536
 enum { REPLAY_NOT_LIVE = UINT8_MAX };
 
-/* One replay: a device and an allocator for each device of the program. */
+/* One replay: a simulated device and an allocator per device of the program. */
 struct replay {
     const struct pya_program *program;
     struct pya_replay_settings settings;
@@ -33,8 +33,8 @@ struct replay {
     size_t *bytes;      /* by number, only with check */
     uint8_t *device_of; /* by number; REPLAY_NOT_LIVE */
     size_t n_blocks;
-    uint32_t (*n_users)[PYA_MAX_DEVICES]; /* of each pool */
-    uint64_t *routed;                     /* by pool: bits of the devices whose requests go there */
+    uint32_t (*n_users)[PYA_MAX_DEVICES]; /* by pool */
+    uint64_t *routed;                     /* by pool: bit per device whose requests go to it */
 };
 
 const char *
@@ -66,7 +66,7 @@ replay_open_device(void *arg, int index, struct pya_device **out) {
         pya_round_up((uint64_t)settings->capacity_bytes * factor, UINT64_C(1) << 40);
     struct pya_sim_config config = {
         .capacity_bytes = settings->capacity_bytes,
-        /* many mappings of each page and ranges beside: more address space than any policy asks for */
+        /* Many mappings of each page, plus ranges: more address space than any policy asks for. */
         .address_bytes = addresses < REPLAY_ADDRESS_MAX ? addresses : REPLAY_ADDRESS_MAX,
         .cost = settings->cost,
         .work = settings->work_delay == 0 ? PYA_SIM_WORK_AT_ONCE : PYA_SIM_WORK_DELAYED,
@@ -81,7 +81,7 @@ replay_open_device(void *arg, int index, struct pya_device **out) {
     return status;
 }
 
-/* The model of a device, opened at its first use: a trace may name devices it hardly uses. */
+/* The model of a device, created on first use: a trace may name devices that it hardly uses. */
 static pya_status
 replay_model(struct replay *replay, int device, struct pya_model **out) {
     struct pya_model **model = &replay->models[device];
@@ -106,7 +106,7 @@ replay_model(struct replay *replay, int device, struct pya_model **out) {
 
 static pya_status
 replay_open(struct replay *replay) {
-    /* a pool's number stands where a block's does, and is below PROGRAM_POOLS */
+    /* Pool operations keep a pool number (below PROGRAM_POOLS) in the same field as a block number. */
     size_t n = replay->program->info.n_blocks + PROGRAM_POOLS;
     replay->blocks = calloc(n, sizeof *replay->blocks);
     replay->bytes = calloc(n, sizeof *replay->bytes);
@@ -211,8 +211,8 @@ replay_addr(const struct replay *replay, uint32_t number) {
     return replay->heap != NULL ? block->addr : pya_model_addr(block->block);
 }
 
-/* torch raises where a pool is begun twice, or ended or released without a begin, and its program goes on.  A recording
- * that begins late or has a gap lacks the other halves. */
+/* Is it an operation that torch refuses?  torch raises if a pool is begun twice, or ended or released without a begin, and the
+ * program goes on.  A recording that starts late or has a gap lacks the other half of such pairs. */
 static bool
 replay_is_refused(const struct replay *replay, const struct program_op *op) {
     const bool is_routed = (replay->routed[op->block] >> op->device & 1) != 0;
@@ -254,7 +254,7 @@ replay_step(struct replay *replay, const struct program_op *op) {
 
 /* ---- results ---- */
 
-/* Sums of all devices; peaks each at its own time. */
+/* Sums over devices; each device's peak is at its own time. */
 static void
 replay_sum(const struct replay *replay, struct pya_replay_result *out) {
     *out = (struct pya_replay_result){
@@ -278,7 +278,7 @@ replay_sum(const struct replay *replay, struct pya_replay_result *out) {
     }
 }
 
-/* Leaves the pool that requests of the device went to, and drops the graphs that use it. */
+/* Ends the routing of the device's requests to the pool, and releases its users (graphs). */
 static pya_status
 replay_rewind_pool(struct replay *replay, uint32_t pool, unsigned device) {
     struct program_op op = {.kind = PROGRAM_POOL_END, .device = (uint8_t)device, .block = pool};
@@ -291,7 +291,7 @@ replay_rewind_pool(struct replay *replay, uint32_t pool, unsigned device) {
     return status;
 }
 
-/* What a pass left of pools, of which none has a user more in the next one. */
+/* Undoes what a pass left of pools, so that none has a user at the start of the next pass. */
 static pya_status
 replay_rewind_pools(struct replay *replay) {
     pya_status status = PYA_OK;
@@ -421,7 +421,7 @@ replay_fits(
     return status;
 }
 
-/* The largest device's live peak, in pages: no policy does with less. */
+/* The live peak of the device with the largest one, in pages: a lower bound for every policy. */
 static uint64_t
 replay_floor(const struct pya_program *program) {
     struct pya_program_info info;
@@ -429,7 +429,7 @@ replay_floor(const struct pya_program *program) {
     return (info.device_live_bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
 }
 
-/* Tries the sizes below *pages; each that completes becomes the smallest, those that fail between are holes. */
+/* Tries the sizes just below `from`.  The least that completes becomes the minimum; failing sizes above it are holes. */
 static pya_status
 replay_neighbours(
     const struct pya_program *program, const struct pya_replay_settings *settings, uint64_t from,
@@ -473,10 +473,10 @@ pya_replay_find_min(
     }
     struct pya_replay_min min = {.n_replays = 1};
     uint64_t floor = replay_floor(program);
-    uint64_t low = floor == 0 ? 0 : floor - 1; /* fails */
+    uint64_t low = floor == 0 ? 0 : floor - 1; /* known to fail */
     uint64_t high = (ample.peak_bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
     bool fits = false;
-    /* What sufficed with ample memory should do; a policy that behaves otherwise near its limit needs a little more. */
+    /* What was taken with ample memory should suffice; a policy that behaves differently near its limit needs a little more. */
     while (status == PYA_OK && high > 0) {
         status = replay_fits(program, settings, high, &min, &fits);
         if (status != PYA_OK || fits) {

@@ -1,4 +1,4 @@
-/* The pass itself: marks, peaks, the totals.  scan_live.c and scan_segments.c hold what is where. */
+/* The pass itself: marks, peaks, totals.  scan_live.c and scan_segments.c track blocks and device memory. */
 #include "scan_internal.h"
 
 #include <stdlib.h>
@@ -52,8 +52,8 @@ list_count(const struct scan_list *list, size_t item_bytes, size_t size_at, uint
     return n;
 }
 
-/* Sizes rise by a quarter.  Of that which may stay in part the first do: a program may have many blocks of one size, and a
- * made-up trace many beyond any memory. */
+/* Raises the threshold by quarters until at most half the items are above it.  Of the sizes at the threshold only the first
+ * items stay: a program may have many blocks of one size, and a forged trace more than fit in any memory. */
 void
 scan_list_thin(struct scan_list *list, size_t item_bytes, size_t size_at, uint64_t *least) {
     const size_t half = list->n / 2;
@@ -103,7 +103,7 @@ phase_begin(struct pya_scan *s, const struct pya_trace_event *e) {
         return true;
     }
     s->open[s->n_open] = (struct scan_open){e->text, SCAN_NONE};
-    if (s->phases.n == MAX_PHASES) { /* blocks go on to be told by it */
+    if (s->phases.n == MAX_PHASES) { /* blocks still get this phase's name */
         s->totals.n_lost++;
         s->n_open++;
         return true;
@@ -139,7 +139,7 @@ phase_close(struct pya_scan *s, uint64_t time_ns) {
     }
 }
 
-/* Phases inside the one that ends end with it: an exception may have left them open. */
+/* Phases nested in the one that ends are closed too: an exception may have left them open. */
 static bool
 phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
     if (scan_is_module(s, e)) {
@@ -232,10 +232,10 @@ thread_add(struct pya_scan *s, const struct pya_trace_event *e) {
     return thread != NULL;
 }
 
-/* Private pools by number of appearance, from 1. */
+/* Numbers private pools in order of appearance, from 1. */
 static bool
 pool_begin(struct pya_scan *s, const struct pya_trace_event *e) {
-    size_t i = s->pools.n; /* the latest ones are asked most */
+    size_t i = s->pools.n; /* search from the end: the latest ones are used most */
     while (i > 0 && (SCAN_ITEM(s->pools, struct pya_scan_pool, i - 1)->first != e->addr ||
                      SCAN_ITEM(s->pools, struct pya_scan_pool, i - 1)->second != e->arg)) {
         i--;
@@ -256,8 +256,8 @@ pool_begin(struct pya_scan *s, const struct pya_trace_event *e) {
 
 /* ---- peaks ---- */
 
-/* What was there when the trace began is told at its first time, all segments and then all blocks: that is one growth,
- * for no request.  Where all is of one time nothing tells it from what came after. */
+/* A trace starts with the state at that time: all segments, then all blocks, with the first event's time.  That counts as one
+ * growth, for no request.  If the whole trace has one time, the state cannot be told from what follows. */
 static void
 state_end(struct pya_scan *s, const struct pya_trace_event *e) {
     if (!s->is_state || e->time_ns == s->totals.first_ns) {
@@ -275,7 +275,7 @@ state_end(struct pya_scan *s, const struct pya_trace_event *e) {
     }
 }
 
-/* The device's next request is what it grew for, unless some of it was given back before. */
+/* The device's next request is the one it grew for, unless some memory was returned in between. */
 static void
 growth_follow(struct pya_scan *s, const struct pya_trace_event *e) {
     if (e->device != s->growing || (e->kind != PYA_TRACE_ALLOC && e->kind != PYA_TRACE_OOM)) {
@@ -388,7 +388,7 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     }
 }
 
-/* Is it about all devices? */
+/* Is this kind of event about all devices? */
 static bool
 is_common(int kind) {
     return kind == PYA_TRACE_STEP || kind == PYA_TRACE_PHASE_BEGIN || kind == PYA_TRACE_PHASE_END ||

@@ -1,5 +1,5 @@
-/* What reserved memory grew for: each piece of device memory with the request that it was taken for, until it was given
- * back.  Unlike segments, pages that were mapped for several requests are several pieces. */
+/* What reserved memory grew for: each piece of device memory, the request it was reserved for, and how long it stayed reserved.
+ * Unlike in segments, pages mapped for several requests are separate pieces. */
 #include "scan_internal.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ held_at(const struct pya_scan *s, size_t at) {
     return SCAN_ITEM(s->held, struct pya_scan_growth, at);
 }
 
-/* First piece held that ends after addr. */
+/* Index of the first held piece that ends after addr. */
 static size_t
 held_search(const struct pya_scan *s, uint64_t addr, int device) {
     size_t low = 0;
@@ -59,7 +59,7 @@ growth_end(struct pya_scan *s, struct pya_scan_growth piece, uint64_t end) {
     return true;
 }
 
-/* Were both mapped for one request, one behind the other? */
+/* Were both mapped for the same request, and are they adjacent? */
 static bool
 are_one(const struct pya_scan_growth *a, const struct pya_scan_growth *b) {
     return a->is_mapped && b->is_mapped && a->device == b->device && a->stack == b->stack &&
@@ -86,7 +86,7 @@ scan_growth_add(struct pya_scan *s, const struct pya_trace_event *e) {
         return false;
     }
     s->is_asking[e->device] = true;
-    /* Several pages begin with the last: before it not all of them were reserved. */
+    /* A merged piece begins with its last page: only from then on all of it was reserved. */
     if (at + 1 < s->held.n && are_one(held_at(s, at), held_at(s, at + 1))) {
         held_at(s, at)->bytes += held_at(s, at + 1)->bytes;
         held_drop(s, at + 1);

@@ -1,12 +1,13 @@
-/* How high memory stood beside what is alive at one moment: in pieces, within which none of that begins or ends.
+/* How much was allocated around the blocks alive at one moment (settings.around): a list of pieces in time, within which
+ * none of those blocks begins or ends.
  *
- * Which blocks will be alive then is not known before: each gets a piece when it begins, which joins the one before it
- * if the block ends too early.  From the moment on each end of one of them begins a piece. */
+ * We do not know in advance which blocks will be alive then.  So each block starts a piece when it begins, which is merged
+ * into the previous piece if the block ends too early.  After the moment, each end of one of the blocks starts a piece. */
 #include "scan_internal.h"
 
 struct piece {
     struct pya_scan_height row;
-    uint32_t before, after; /* in order; after of one that is free: the next that is */
+    uint32_t before, after; /* in time; in a free piece `after` links the free list */
 };
 
 static struct piece *
@@ -50,7 +51,7 @@ scan_heights_live(struct pya_scan *s, struct scan_live *live) {
     return is_begun;
 }
 
-/* The first one, of the begin of the trace, is nobody's. */
+/* Merges a piece into the previous one.  There always is one: the first piece starts with the trace and has no block. */
 static void
 piece_join(struct pya_scan *s, uint32_t index) {
     struct piece *piece = piece_at(s, index);

@@ -1,8 +1,8 @@
-/* What is alive.
+/* Live and pending blocks.
  *
- * Live blocks lie in an array with a free list; a hash table with linear probing finds them by address.  A block that
- * was copied for a moment remembers the copies, so that its end, category and label can be written into them.  What is
- * freed stays where it was, as pending, until its memory may be handed out again. */
+ * Blocks are in an array with a free list; a hash table with linear probing finds them by address.  A block that was copied
+ * for a moment knows its copies, so that its end, category and label can be written to them.  A freed block stays in place
+ * as pending until its memory may be reused. */
 #include "scan_internal.h"
 
 #include <stdlib.h>
@@ -11,11 +11,11 @@
 enum {
     MOST_PENDING = 4096
 }; /* frees without an end before it is clear that the trace tells of none */
-enum { MOST_PHASES = 64 }; /* that blocks without a stack are told apart by, with that of none */
+enum { MOST_PHASES = 64 }; /* phases by which blocks without a stack are split, "none" included */
 
 static size_t
 live_slot(const struct pya_scan *s, uint64_t addr, int device) {
-    /* The low half of a product has the zeros of addr's alignment. */
+    /* Use the high half: the low half of the product has the zeros of addr's alignment. */
     uint64_t key = (addr + (uint64_t)device) * UINT64_C(0x9E3779B97F4A7C15);
     return (size_t)(key >> 32) & (s->table_size - 1);
 }
@@ -87,7 +87,7 @@ live_insert(struct pya_scan *s, uint64_t addr, int device) {
     return live;
 }
 
-/* Closes the gap so that probing needs no marks of deleted entries. */
+/* Closes the gap, so that probing needs no tombstones. */
 static void
 live_remove(struct pya_scan *s, size_t at) {
     const uint32_t index = s->table[at] - 1;
@@ -109,7 +109,7 @@ live_remove(struct pya_scan *s, size_t at) {
     }
 }
 
-/* NULL: no host memory.  A damaged number must not decide how much memory is taken. */
+/* NULL: no host memory.  Checks *number, so that a damaged one cannot decide how much memory we take. */
 static struct pya_scan_stack *
 stack_of(struct pya_scan *s, uint32_t *number) {
     struct pya_trace_frame frame;
@@ -125,8 +125,8 @@ stack_of(struct pya_scan *s, uint32_t *number) {
     return SCAN_ITEM(s->stacks, struct pya_scan_stack, stack);
 }
 
-/* The entry of blocks without a stack that were asked for in a phase: its own or, for one too many, the first; there
- * is one once such a block was asked for. */
+/* The entry for blocks without a stack allocated in this phase: its own, or the first one if the phase is beyond what is kept.
+ * At least one such block must have been allocated. */
 static struct pya_scan_stackless *
 stackless_find(const struct pya_scan *s, uint32_t phase) {
     size_t i = s->stackless.n - 1;
@@ -136,7 +136,7 @@ stackless_find(const struct pya_scan *s, uint32_t phase) {
     return SCAN_ITEM(s->stackless, struct pya_scan_stackless, i);
 }
 
-/* The same for a block that begins: few names are all there are.  NULL: no host memory. */
+/* The same for a new block, adding an entry if needed.  A linear search will do: names are few.  NULL: no host memory. */
 static struct pya_scan_stackless *
 stackless_of(struct pya_scan *s, uint32_t phase) {
     if (s->stackless.n == 0 && SCAN_ADD(s->stackless, struct pya_scan_stackless) == NULL) {
@@ -213,7 +213,7 @@ scan_spans_end(struct pya_scan *s) {
     return true;
 }
 
-/* It is no longer alive, but where it was. */
+/* The block is no longer alive, but stays in place as pending. */
 static bool
 block_end(struct pya_scan *s, size_t at) {
     struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
@@ -278,7 +278,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->table_size != 0) {
         size_t at = live_find(s, e->addr, e->device);
         if (s->table[at] != 0 && !is_pending_at(s, at)) {
-            s->totals.n_unknown_frees++; /* its free is missing */
+            s->totals.n_unknown_frees++; /* the trace lacks its free */
             if (!block_end(s, at)) {
                 return false;
             }
@@ -344,7 +344,7 @@ scan_block_free(struct pya_scan *s, const struct pya_trace_event *e) {
         return false;
     }
     if (s->n_completed == 0 &&
-        s->n_pending > MOST_PENDING) { /* nothing tells of the ends of frees */
+        s->n_pending > MOST_PENDING) { /* the trace has no FREE_COMPLETED events */
         live_remove(s, at);
     }
     return true;
@@ -407,7 +407,7 @@ moment_take(struct pya_scan *s) {
         }
         struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1);
         if (live->row.is_pending && live->row.free_event + 1 >= s->totals.n_events) {
-            continue; /* mostly its end is the next event */
+            continue; /* just freed: usually its FREE_COMPLETED is the next event */
         }
         const uint32_t index = (uint32_t)s->copies.n;
         struct scan_copy *copy = SCAN_ADD(s->copies, struct scan_copy);
@@ -431,7 +431,7 @@ compare_places(const void *a, const void *b) {
     return x->addr < y->addr ? -1 : x->addr > y->addr;
 }
 
-/* Without those whose end is missing: something else is where they were, or no device memory is. */
+/* Drops pending blocks whose completion must be missing: another block, or no device memory, is at their place. */
 static void
 pending_sift(const struct pya_scan *s, struct pya_scan_moment *moment) {
     const struct pya_scan_segment *g = moment->segments;

@@ -1,7 +1,7 @@
 /* Device memory, as segments sorted by device and address. */
 #include "scan_internal.h"
 
-/* First segment that ends after addr. */
+/* Index of the first segment that ends after addr. */
 static size_t
 segment_search(const struct pya_scan *s, uint64_t addr, int device) {
     size_t low = 0;
@@ -32,7 +32,7 @@ segment_drop(struct pya_scan *s, size_t at) {
     scan_list_drop(&s->segments, sizeof(struct pya_scan_segment), at);
 }
 
-/* Is the segment at `at` mapped and does it begin where the range ends? */
+/* Is the segment at index `at` mapped, and does it start at `end`? */
 static bool
 segment_follows(const struct pya_scan *s, size_t at, uint64_t end, int device) {
     if (at >= s->segments.n) {
@@ -51,10 +51,10 @@ segment_count(struct pya_scan *s, const struct pya_trace_event *e) {
     *peak = *own > *peak ? *own : *peak;
 }
 
-/* Mapped neighbours become one. */
+/* Adjacent mappings are merged. */
 bool
 scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
-    /* What is there already was given back unseen. */
+    /* What we still have there was returned without an event. */
     if (!scan_segment_remove(s, e)) {
         return false;
     }
@@ -94,7 +94,7 @@ scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
     return joins_next || segment_insert(s, at, segment);
 }
 
-/* What of the range is known is taken out; what is not was there before the trace began. */
+/* Removes the known part of the range; the rest was reserved before the trace began. */
 bool
 scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
     const uint64_t end = e->addr + e->bytes;
@@ -129,7 +129,7 @@ scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
     return true;
 }
 
-/* Cuts a segment at an address within it. */
+/* Splits a segment at an address inside it. */
 static bool
 segment_cut(struct pya_scan *s, size_t at, uint64_t addr) {
     struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
@@ -140,7 +140,7 @@ segment_cut(struct pya_scan *s, size_t at, uint64_t addr) {
     return segment_insert(s, at + 1, rest);
 }
 
-/* Takes the next one in, if they are of one mapping and of one pool. */
+/* Merges the next segment into this one if both are mapped, adjacent and of one pool. */
 static void
 segment_join_next(struct pya_scan *s, size_t at) {
     struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
@@ -152,7 +152,7 @@ segment_join_next(struct pya_scan *s, size_t at) {
     }
 }
 
-/* Does the block lie in that segment, which is of its pool already? */
+/* Is the block inside that segment, and does the segment already belong to its pool? */
 static bool
 segment_is_used(
     const struct pya_scan *s, size_t at, const struct pya_trace_event *e, uint32_t pool) {
@@ -164,17 +164,17 @@ segment_is_used(
            e->bytes <= g->bytes && e->addr - g->addr <= g->bytes - e->bytes;
 }
 
-/* Pages go from one pool to another; a block can lie on pages of several. */
+/* Pages move from pool to pool, and a block can cover pages of several. */
 bool
 scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
     const uint32_t pool = s->routed[e->device];
     if (segment_is_used(s, s->last_used, e, pool)) {
-        return true; /* mostly: nothing changes */
+        return true; /* the usual case: nothing changes */
     }
     size_t at = segment_search(s, e->addr, e->device);
     s->last_used = at;
     if (at == s->segments.n) {
-        return true; /* the trace does not tell of it */
+        return true; /* not in the trace */
     }
     const struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
     if (g->device != e->device || g->addr > e->addr) {
@@ -198,7 +198,7 @@ scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
             piece = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
         }
         if (!piece->is_used && !piece->is_mapped && !s->is_state) {
-            /* The first request that it serves is the one it is for. */
+            /* A segment was reserved for the first request that it serves. */
             piece->stack = piece->stack != 0 ? piece->stack : e->stack;
             piece->phase = scan_current_phase(s);
             piece->is_known = true;
@@ -209,7 +209,7 @@ scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
             break;
         }
     }
-    /* From the last on: where there is nothing to join, this moves nothing. */
+    /* Backwards, so that a join moves only what follows; if there is nothing to join, nothing moves. */
     for (size_t left = from == 0 ? 0 : from - 1, i = at + 1; i-- > left;) {
         segment_join_next(s, i);
     }

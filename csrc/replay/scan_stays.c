@@ -1,7 +1,7 @@
-/* Who held memory from one mark to another: of many moments all that a flame graph needs, in one table.
+/* Who held memory from one mark to another: all that a flame graph needs of many moments, in one table.
  *
- * A hash table with linear probing finds the row of a block that ends; nothing is removed.  Rows are as many as there
- * are lines that hold something at a mark, not as there are blocks. */
+ * A hash table with linear probing finds the row for a block that ends; nothing is removed.  The number of rows grows with the
+ * number of places that hold memory at a mark, not with the number of blocks. */
 #include "scan_internal.h"
 
 #include <stdlib.h>
@@ -29,7 +29,7 @@ are_alike(const struct pya_scan_stay *a, const struct pya_scan_stay *b) {
            a->is_freed_later == b->is_freed_later;
 }
 
-/* Where it is, or the empty place for it. */
+/* Its index in the hash table, or that of the empty slot for it. */
 static size_t
 stay_find(const struct pya_scan *s, const struct pya_scan_stay *stay) {
     size_t at = stay_slot(s, stay);
@@ -56,7 +56,7 @@ table_grow(struct pya_scan *s) {
     return true;
 }
 
-/* Did the outermost open phase of the name begin after the block did? */
+/* Did the outermost open phase of this name begin after the block was allocated? */
 static bool
 is_freed_later(const struct pya_scan *s, const struct pya_scan_block *row, uint32_t free_phase) {
     if (free_phase == 0 || free_phase != row->phase) {
@@ -75,7 +75,7 @@ bool
 scan_stay_add(struct pya_scan *s, const struct scan_live *live, uint32_t free_phase) {
     const struct pya_scan_block *row = &live->row;
     if (live->mark >= s->next_mark) {
-        return true; /* no mark came while it was alive */
+        return true; /* it was not alive at any mark */
     }
     const struct pya_scan_stay stay = {
         .stream = row->stream,

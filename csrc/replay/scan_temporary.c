@@ -1,8 +1,8 @@
-/* What is freed soon, and what it adds to the peak of its device.
+/* Blocks that are freed soon, and the peak of each device without them.
  *
- * That a block is temporary is known at its end.  So the latest requests are kept, each with what was allocated after it
- * and what of that has turned out to be temporary: once as many others came as a temporary block may see, nothing of it
- * can turn out any more.  Only requests are looked at, for what is not temporary is most after one. */
+ * Only at its end do we know that a block was temporary.  So we keep the latest short_life requests, each with what was
+ * allocated after it and how much of that has turned out to be temporary.  After short_life further requests that can no
+ * longer change. It is enough to look at requests, since what lasts is at its maximum right after one. */
 #include "scan_internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The timeline: bins of events, of which two become one whenever there are twice as many as were asked for. */
+/* The timeline: bins of events.  Whenever there are twice as many as requested, neighbours are merged in pairs. */
 #include "scan_internal.h"
 
 static void

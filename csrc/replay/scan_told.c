@@ -1,7 +1,7 @@
-/* Events that are told one by one: those of a few ranges, each with the block it is about. */
+/* The events of a few ranges, returned one by one, each with the block it is about. */
 #include "scan_internal.h"
 
-/* Is the event that comes now in one of the ranges?  They are left behind one by one. */
+/* Is the current event in one of the ranges?  Advances past ranges that have ended. */
 static bool
 is_in_range(struct pya_scan *s) {
     const struct pya_scan_settings *settings = s->settings;

@@ -1,4 +1,4 @@
-/* Reading trace files, also damaged and hostile ones: every number is checked before it is used. */
+/* Reads trace files, including damaged and hostile ones: every number is checked before it is used. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,14 +9,14 @@
 struct pya_trace_reader {
     FILE *file;
     uint64_t total; /* bytes of the file */
-    uint64_t at;    /* of the first byte not yet read */
+    uint64_t at;    /* offset of the first byte not yet read */
     bool is_complete;
     bool is_broken;
     uint8_t *payload; /* TRACE_CHUNK_MAX at most */
     size_t payload_room;
     const uint8_t *next; /* in payload */
     const uint8_t *end;
-    uint32_t n_left; /* events the chunk still promises */
+    uint32_t n_left; /* events left in the chunk, according to its header */
     uint64_t n_events;
     struct trace_state state;
     char *text; /* all strings, each NUL-terminated */
@@ -57,7 +57,7 @@ reader_read(struct pya_trace_reader *r, void *to, size_t n) {
     return got == n;
 }
 
-/* Doubles an array until it holds n elements. */
+/* Doubles an array until it has room for n elements. */
 static bool
 reader_reserve(void **array, uint32_t *room, size_t n, size_t element_bytes) {
     if (n <= *room) {
@@ -170,7 +170,7 @@ reader_stack(struct pya_trace_reader *r) {
     for (int i = 0; i < 4 && at != NULL; i++) {
         at = varint_get(at, r->end, &field[i]);
     }
-    /* A parent comes before its child, so walking up always ends. */
+    /* A parent must precede its child, so walking up always ends. */
     if (at == NULL || field[0] > r->n_stacks || field[1] > r->n_strings ||
         field[2] > r->n_strings || field[3] > UINT32_MAX) {
         return reader_fail_damaged(r, "a stack refers to something undefined");
@@ -191,7 +191,7 @@ reader_stack(struct pya_trace_reader *r) {
 
 /* ---- events ---- */
 
-/* Reads one varint if wanted; *at is NULL once something was wrong. */
+/* Reads one varint if wanted; sets *at to NULL on an error, and leaves it there. */
 static uint64_t
 reader_field(
     const struct pya_trace_reader *r, const uint8_t **at, bool wanted, uint64_t otherwise) {
@@ -206,7 +206,7 @@ static pya_status
 reader_event(struct pya_trace_reader *r, uint8_t head, struct pya_trace_event *out) {
     int kind = head & TRACE_KIND_MASK;
     int fields = trace_fields(kind);
-    if (fields < 0 && kind > 0 && kind < TRACE_DEFINE_STRING) { /* kinds follow each other */
+    if (fields < 0 && kind > 0 && kind < TRACE_DEFINE_STRING) { /* kinds are consecutive */
         char why[64];
         snprintf(why, sizeof why, "made by a newer pyalloc (event kind %d): update this one", kind);
         return reader_fail(r, PYA_E_CORRUPT, why);
@@ -382,7 +382,7 @@ pya_trace_open(const char *path, struct pya_trace_reader **out) {
     return PYA_OK;
 
 destroy:
-    why = errno; /* what the caller tells of PYA_E_IO */
+    why = errno; /* for the caller's message about PYA_E_IO */
     pya_trace_reader_destroy(r);
     errno = why;
     return status;

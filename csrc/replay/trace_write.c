@@ -1,4 +1,4 @@
-/* Writing trace files.  One lock, a leaf: nothing else is taken under it. */
+/* Writes trace files.  A writer has one lock, a leaf: no other is taken under it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +12,8 @@
 
 #include "trace_format.h"
 
-/* Times this process is a fork's child.  A child must not write into the parent's file, nor wait for a lock that was held by
- * a thread of the parent's. */
+/* How often this process was forked.  A child must not write to the parent's file, nor wait for a lock that another thread
+ * of the parent held. */
 static uint32_t n_forks;
 static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
 
@@ -27,7 +27,7 @@ forks_watch(void) {
     (void)pthread_atfork(NULL, NULL, forks_count);
 }
 
-/* A number given to a key once: strings by their bytes, stacks by their frame. */
+/* An interned key and its number: a string by its bytes, a stack by its frame. */
 struct trace_entry {
     uint64_t hash;
     uint32_t id; /* 0: empty */
@@ -41,13 +41,13 @@ struct trace_entry {
 struct trace_table {
     struct trace_entry *slots;
     uint32_t n_slots; /* power of two, or 0 */
-    uint32_t n;       /* ids given: 1 .. n; n <= 3/4 n_slots */
+    uint32_t n;       /* numbers given out: 1 .. n; n <= 3/4 n_slots */
 };
 
 struct pya_trace_writer {
     pthread_mutex_t lock; /* guards all below */
     int fd;
-    uint32_t n_forks; /* when it was made */
+    uint32_t n_forks; /* at its creation */
     pya_status first_error;
     int first_errno; /* with PYA_E_IO: why */
     char *path;
@@ -62,7 +62,7 @@ struct pya_trace_writer {
     uint8_t buffer[TRACE_CHUNK_HEADER_BYTES + TRACE_CHUNK_BYTES + TRACE_STRING_MAX + 64];
 };
 
-/* By number; a number that is no kind has no name. */
+/* By number; numbers that are not a kind have no name. */
 static const struct {
     const char *name;
     int fields;
@@ -197,7 +197,7 @@ trace_is_ours(const struct pya_trace_writer *w) {
     return w->n_forks == __atomic_load_n(&n_forks, __ATOMIC_RELAXED);
 }
 
-/* Takes the lock.  Not PYA_OK: the lock is not held and nothing can be written. */
+/* Takes the lock.  Unless it returns PYA_OK, the lock is not held and nothing can be written. */
 static pya_status
 trace_enter(struct pya_trace_writer *w) {
     if (!trace_is_ours(w)) {
@@ -212,7 +212,7 @@ trace_enter(struct pya_trace_writer *w) {
     return status;
 }
 
-/* Room for one record of that many bytes. */
+/* Makes room in the buffer for a record of this many bytes. */
 static pya_status
 trace_room(struct pya_trace_writer *w, size_t bytes) {
     if (w->n_buffered + bytes <= TRACE_CHUNK_HEADER_BYTES + TRACE_CHUNK_BYTES ||
@@ -380,7 +380,7 @@ pya_trace_flush(struct pya_trace_writer *w) {
     return status;
 }
 
-/* errno is then why the first write failed. */
+/* Sets errno to that of the first failed write. */
 static void
 trace_writer_free(struct pya_trace_writer *w) {
     int why = w->first_errno;
@@ -401,8 +401,7 @@ trace_writer_free(struct pya_trace_writer *w) {
 pya_status
 pya_trace_close(struct pya_trace_writer *w) {
     if (!trace_is_ours(w)) {
-        close(
-            w->fd); /* the rest stays: a thread of the parent's may have been half through changing it */
+        close(w->fd); /* leak the rest: a thread of the parent may have been changing it */
         return PYA_E_FORKED;
     }
     pya_status status = w->first_error;
@@ -410,9 +409,9 @@ pya_trace_close(struct pya_trace_writer *w) {
         status = trace_end_chunk(w);
     }
     if (status == PYA_OK) {
-        status = trace_end_chunk(w); /* empty: the mark of a complete file */
+        status = trace_end_chunk(w); /* an empty chunk marks a complete file */
     }
-    /* A second descriptor keeps the lock until the file has its name. */
+    /* A second descriptor keeps the lock until the file is renamed. */
     const int held = fcntl(w->fd, F_DUPFD_CLOEXEC, 0);
     if (close(w->fd) != 0 && status == PYA_OK) {
         status = trace_fail_io(w);
@@ -427,13 +426,13 @@ pya_trace_close(struct pya_trace_writer *w) {
     return status;
 }
 
-/* The file is open elsewhere, in this process or another one. */
+/* Does another open file description hold the lock, in this process or another one? */
 static bool
 part_is_locked(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
-/* Is it the file that has this name?  It keeps it as long as we have its lock. */
+/* Is `part` still the name of this file?  Nobody takes it away while we hold its lock. */
 static bool
 part_is_named(int fd, const char *part) {
     struct stat ours;
@@ -442,15 +441,15 @@ part_is_named(int fd, const char *part) {
            ours.st_ino == named.st_ino;
 }
 
-/* A device, a pipe, a socket or a folder: none is replaced.  A link is, for it is not what it points to. */
+/* A device, a pipe, a socket or a folder, which must not be replaced.  A symbolic link may be: only the link goes. */
 static bool
 path_is_special(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISLNK(info.st_mode);
 }
 
-/* Removes what a killed process left.  PYA_E_BUSY: it still writes; PYA_E_INVAL: it is no plain file.  Who holds the lock
- * of the file under this name, and nobody else, may take the name from it. */
+/* Removes the file of a writer that was killed.  PYA_E_BUSY: it is still being written; PYA_E_INVAL: not a regular file.
+ * Only who holds the lock of the file under this name may unlink it. */
 static pya_status
 part_remove(const char *part) {
     if (path_is_special(part)) {
@@ -458,7 +457,7 @@ part_remove(const char *part) {
     }
     const int fd = open(part, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
-        const bool is_removed = errno == ELOOP && unlink(part) == 0; /* a link is not followed */
+        const bool is_removed = errno == ELOOP && unlink(part) == 0; /* a symbolic link */
         return is_removed || errno == ENOENT ? PYA_OK : PYA_E_IO;
     }
     pya_status status = part_is_locked(fd) ? PYA_E_BUSY : PYA_OK;
@@ -477,7 +476,7 @@ path_exists(const char *path) {
     return stat(path, &info) == 0;
 }
 
-/* A new file that is ours.  PYA_E_BUSY: somebody else is making it. */
+/* Creates a new file and locks it.  PYA_E_BUSY: somebody else is creating it. */
 static pya_status
 part_create(const char *part, int *out) {
     pya_status status = PYA_OK;
@@ -489,7 +488,7 @@ part_create(const char *part, int *out) {
         }
     }
     if (fd >= 0) {
-        (void)fchmod(fd, 0600); /* a umask may have taken that from its owner, too */
+        (void)fchmod(fd, 0600); /* the umask may have removed the owner's rights */
     }
     if (fd >= 0 && (part_is_locked(fd) || !part_is_named(fd, part))) {
         close(fd);
@@ -525,7 +524,7 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
         w->first_errno = errno;
         goto free_writer;
     }
-    if (!overwrite && path_exists(path)) { /* another writer has ended since */
+    if (!overwrite && path_exists(path)) { /* another writer has finished in the meantime */
         status = PYA_E_INVAL;
         goto close_file;
     }
@@ -541,7 +540,7 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
     return PYA_OK;
 
 close_file:
-    unlink(w->part); /* while it is ours */
+    unlink(w->part); /* while we hold its lock */
     close(w->fd);
 free_writer:
     trace_writer_free(w);

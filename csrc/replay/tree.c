@@ -5,7 +5,7 @@ tree_below(const struct tree_node *node, uint64_t key, uint64_t addr) {
     return node->key < key || (node->key == key && node->addr < addr);
 }
 
-/* Priorities only have to look random; the address mixed is good enough and repeats from run to run. */
+/* Priorities need only look random; mixing the address is good enough and the same in every run. */
 static uint32_t
 tree_mix(uint64_t addr) {
     uint64_t z = (addr >> 9) * UINT64_C(0x9E3779B97F4A7C15);
@@ -19,7 +19,7 @@ tree_insert(struct tree_node **root, struct tree_node *node) {
     while (*link != NULL && (*link)->priority >= node->priority) {
         link = tree_below(*link, node->key, node->addr) ? &(*link)->right : &(*link)->left;
     }
-    /* Below here everything has a lower priority: split it around the node. */
+    /* Everything below here has a lower priority: split it around the node. */
     struct tree_node *rest = *link;
     struct tree_node **low = &node->left;
     struct tree_node **high = &node->right;
