@@ -1,8 +1,8 @@
-/* Preloaded into gdb: lets gdb before version 14 write vector registers on processors that have AMX.  Floor 0.
+/* Preloaded into gdb: lets versions before 14 write vector registers on processors with AMX.  Floor 0.
  *
- * Linux takes a thread's extended registers only as a whole.  Those versions know a layout of 2696 bytes; with AMX it has
- * 11008, and each write fails.  gdb notices that in the middle of a call that it makes in the program: the program then
- * goes on with registers that are not its own.  Here such a write is done again on top of what the thread has. */
+ * Linux accepts a thread's extended registers only as a whole.  Those versions know a layout of 2696 bytes; with AMX it has
+ * 11008, and each write fails.  gdb notices that in the middle of a call that it makes in the program, which then goes on with
+ * wrong registers.  We repeat such a write on top of what the thread has. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
@@ -12,12 +12,12 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* As <sys/ptrace.h> has it, whose first parameter is an enumeration of its own in some C libraries. */
+/* Declared here because <sys/ptrace.h> gives the first parameter an enumeration type in some C libraries. */
 __attribute__((visibility("default"))) long ptrace(int request, ...);
 
 typedef long (*ptrace_function)(int request, ...);
 
-/* gdb asks from one thread at a time. */
+/* A single buffer will do: gdb calls this from one thread at a time. */
 static char registers_whole[1 << 16];
 
 static long

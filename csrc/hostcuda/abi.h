@@ -138,7 +138,7 @@ struct cuda_uuid {
     char bytes[16];
 };
 
-/* cudaGraphNodeParams: only the type and the words that are read here. */
+/* cudaGraphNodeParams: only the type and the words that we read. */
 struct cuda_node_params {
     int type;
     int reserved[3];

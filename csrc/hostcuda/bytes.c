@@ -1,6 +1,6 @@
 /* Device memory is a sparse file, and a model's activations are gigabytes that no kernel ever wrote.
- * A plain memcpy would bring every page of them into being; so holes are copied as holes, and large
- * fills with zero become holes. */
+ * A plain memcpy would allocate every page of them.  So holes are copied as holes, and large fills with zero become
+ * holes. */
 
 #define _GNU_SOURCE
 #include "bytes.h"
@@ -24,7 +24,7 @@ bytes_backing(uintptr_t address, struct pya_hc_backing *out) {
     return found;
 }
 
-/* Writes zeros; whole file pages of device memory become holes. */
+/* Writes zeros; in device memory whole file pages become holes. */
 static void
 bytes_zero(char *dst, size_t size, bool is_device) {
     while (size > 0) {
@@ -48,7 +48,7 @@ bytes_zero(char *dst, size_t size, bool is_device) {
     }
 }
 
-/* Copies from device memory, run by run of data and of holes. */
+/* Copies from device memory, one run of data or of hole after the other. */
 static void
 bytes_copy_sparse(char *dst, const char *src, size_t size, bool dst_is_device) {
     while (size > 0) {

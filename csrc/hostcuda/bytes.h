@@ -1,12 +1,12 @@
 #pragma once
-/* Real copies and fills, which keep untouched memory untouched.  Floor 3 (uses region.h). */
+/* Actual copies and fills; untouched memory stays untouched.  Floor 3 (uses region.h). */
 
 #include "region.h"
 
-/* Whose memory the sides of a copy are (-1: the host's).  CU_INVALID_VALUE when a device side may not be accessed. */
+/* The devices that own the two sides of a copy (-1: host).  CU_INVALID_VALUE if a device side may not be accessed. */
 int
 pya_hc_bytes_sides(const void *dst, const void *src, size_t size, int *dst_device, int *src_device);
-/* Either side may be device or host memory.  CU_INVALID_VALUE when a device side may not be accessed. */
+/* Either side may be device or host memory.  CU_INVALID_VALUE if a device side may not be accessed. */
 int pya_hc_bytes_copy(void *dst, const void *src, size_t size);
 /* width 1, 2 or 4 bytes; count elements. */
 int pya_hc_bytes_set(void *dst, int value, unsigned width, size_t count);

@@ -1,7 +1,7 @@
 /* Counting, injected failures and last errors.
  *
- * Counters are lock-free; the settings of an injected failure sit behind their own mutex, which
- * is never held while another lock is taken. */
+ * Counters are lock-free.  The settings of an injected failure have their own mutex; no other lock is taken
+ * while it is held. */
 
 #define _GNU_SOURCE
 #include "call.h"
@@ -17,18 +17,18 @@
 static _Atomic(struct pya_hc_call *) calls_head;
 
 static pthread_mutex_t fail_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic uint64_t fail_left; /* calls until the failure; 0: none asked for */
+static _Atomic uint64_t fail_left; /* calls left until the failure; 0: none requested */
 static char fail_name[96];         /* "" matches every call */
 static int fail_error;
 
 static _Thread_local int last_error;
 
-/* How long a tick is, is known well after this time; what a timer costs, after this many times as many. */
+/* A tick's length is known well after TICK_KNOWN_NS.  The rest: numbers of tries and rounds of the measurements below. */
 enum { TICK_KNOWN_NS = 10 * 1000 * 1000, MOMENT_TRIES = 8, TIMER_TRIES = 16, TIMER_ROUNDS = 256 };
 
 static void
 call_count(struct pya_hc_call *call) {
-    /* Some calls are asked for with every allocation: one locked instruction is all they pay. */
+    /* Some calls come with every allocation; they pay for a single locked instruction. */
     bool is_first = !atomic_load_explicit(&call->listed, memory_order_acquire) &&
                     !atomic_exchange(&call->listed, true);
     if (is_first) {
@@ -127,7 +127,7 @@ pya_hc_fail_nth(uint64_t n, const char *name, int error) {
     pthread_mutex_unlock(&fail_lock);
 }
 
-/* The error number after the name, CU_OUT_OF_MEMORY where there is none, 0 for nonsense. */
+/* The error number after the name; CU_OUT_OF_MEMORY if there is none; 0 if malformed. */
 static int
 fail_parse_error(const char *rest) {
     if (*rest == '\0') {
@@ -193,8 +193,8 @@ struct moment {
     uint64_t ns;
 };
 
-/* Ticks and clock of one moment: of several tries the one that took least, for a thread may lose its processor for
- * longer than all that is measured between the two. */
+/* Reads ticks and clock at the same moment.  Keeps the fastest of several tries, because a thread may lose its processor
+ * between the two for longer than everything we measure. */
 static struct moment
 call_moment(void) {
     struct moment best = {0};
@@ -211,7 +211,7 @@ call_moment(void) {
     return best;
 }
 
-/* When the library was loaded: how long a tick is comes from what passed since. */
+/* When the library was loaded: a tick's length is derived from the time since then. */
 static struct moment loaded;
 
 __attribute__((constructor)) static void
@@ -219,7 +219,7 @@ call_at_load(void) {
     loaded = call_moment();
 }
 
-/* Kept once it is known well, so that what was counted before does not change between two questions. */
+/* Cached once it is known well, so that the same count gives the same time in later queries. */
 static double
 call_tick_ns(void) {
     static _Atomic double known;
@@ -237,8 +237,8 @@ call_tick_ns(void) {
     return tick_ns;
 }
 
-/* What a timer costs beyond what it counts: most of reading the clock twice and of adding up, which is no caller's
- * time either.  The least of several tries, in a row and with nothing else in the caches, so rather too little. */
+/* The ticks that a timer costs outside of what it counts: most of reading the clock twice and of adding up, which is not the
+ * caller's time either.  The least of several tries with warm caches, so rather too little. */
 static double
 call_timer_ticks(void) {
     static _Atomic double known;

@@ -1,5 +1,5 @@
 #pragma once
-/* What every entry point does first: count itself, refuse in a forked child, fail where a test asked
+/* What every entry point does first: count itself, refuse to run in a forked child, fail if a test asked
  * for it.  Floor 1 (uses abi.h). */
 
 #include "abi.h"
@@ -11,24 +11,24 @@
 struct pya_hc_call {
     const char *name;
     _Atomic uint64_t n_calls;
-    _Atomic uint64_t n_ticks; /* spent inside; of timed entry points only */
+    _Atomic uint64_t n_ticks; /* spent inside; only of timed entry points */
     atomic_bool listed;
     struct pya_hc_call *next; /* written once, before the record is published */
 };
 
-/* Entry points that no program reaches by itself and that create no context. */
+/* For entry points that create no context and cannot be made to fail. */
 int pya_hc_enter_quiet(struct pya_hc_call *call);
 /* Returns 0, or the error the entry point must return at once. */
 int pya_hc_enter(struct pya_hc_call *call);
-/* The same of a driver entry point that works in the thread's current context and is refused without one; only the
- * runtime chooses a device by itself. */
+/* The same for a driver entry point that works in the thread's current context and fails without one; only the runtime
+ * chooses a device by itself. */
 int pya_hc_enter_context(struct pya_hc_call *call);
-/* The same when the stream is a default one, which is of whatever context is current. */
+/* The same, but needs a context only if the stream is a default one, which belongs to the current context. */
 int pya_hc_enter_stream(struct pya_hc_call *call, const void *stream);
 
 uint64_t pya_hc_clock_ns(void);
 
-/* What time is measured in: the processor's own count, where reading that costs half of what a clock does. */
+/* The unit of time measurements: the processor's own counter, if reading it costs half of what a clock does. */
 static inline uint64_t
 pya_hc_ticks(void) {
 #if defined(__x86_64__)
@@ -38,7 +38,7 @@ pya_hc_ticks(void) {
 #endif
 }
 
-/* From its declaration to the end of the entry point, whichever way that is left. */
+/* Measures from its declaration to the end of the entry point, however that is left. */
 struct pya_hc_timer {
     struct pya_hc_call *call;
     uint64_t began;
@@ -50,10 +50,10 @@ pya_hc_timer_stop(const struct pya_hc_timer *timer) {
         &timer->call->n_ticks, pya_hc_ticks() - timer->began, memory_order_relaxed);
 }
 
-/* Driver entry points return errors; runtime ones also remember them for cudaGetLastError.  The timed ones are
- * those by which an allocator gets, maps, gives back or waits for memory, or asks whether it may: a benchmark can tell
- * their time from the allocator's own.  The others are not timed: some are asked with every allocation, and the clock costs more
- * than they do. */
+/* Driver entry points return errors; runtime ones also remember them for cudaGetLastError.  The timed ones are those with
+ * which an allocator gets, maps, returns or waits for memory, or asks whether it may, so that a benchmark can tell their
+ * time from the allocator's own.  The others are not timed: some are called with every allocation, and reading the clock
+ * costs more than they do. */
 #define HC_CALL() static struct pya_hc_call hc_call_ = {.name = __func__}
 #define HC_TIMER()                                                                                 \
     HC_CALL();                                                                                     \
@@ -103,25 +103,25 @@ pya_hc_timer_stop(const struct pya_hc_timer *timer) {
 int pya_hc_runtime(int error);
 int pya_hc_last_error(bool clear);
 
-/* Says once per name that the runtime has no such entry point; returns CU_NOT_SUPPORTED. */
+/* Reports once per name that the runtime has no such entry point; returns CU_NOT_SUPPORTED. */
 int pya_hc_unknown(struct pya_hc_call *call, const char *library);
 
 #define PYA_HC_FAIL_EVERY UINT64_MAX
-/* Makes call number n from now (1 is the next) return `error`, or every call; only calls of `name` count unless it
- * is NULL.  n = 0 switches it off.  The name is copied. */
+/* Makes the n-th call from now (1 is the next) return `error`, or every call (PYA_HC_FAIL_EVERY).  Only calls of `name` count,
+ * unless it is NULL.  n = 0 switches it off.  The name is copied. */
 void pya_hc_fail_nth(uint64_t n, const char *name, int error);
-/* Parses "n", "n:name" or "n:name:code", where "every" is a number too; false when malformed. */
+/* Parses "n", "n:name" or "n:name:code", where n may be "every"; false if malformed. */
 bool pya_hc_fail_parse(const char *text);
 
 uint64_t pya_hc_calls_total(void);
 uint64_t pya_hc_calls_of(const char *name);
-/* Nanoseconds inside the timed entry points of that name, what the timer itself costs among them; NULL: all of them. */
+/* Nanoseconds inside the timed entry points of that name (NULL: all), including the timer's own cost. */
 uint64_t pya_hc_calls_ns(const char *name);
 void pya_hc_calls_reset(void);
-/* Calls back for every entry point that was called, in no particular order. */
+/* Calls fn for every entry point that was called, in no particular order. */
 void pya_hc_calls_each(void (*fn)(const char *name, uint64_t n, void *data), void *data);
 
 const char *pya_hc_error_name(int error);
 const char *pya_hc_error_text(int error);
-/* The driver's; false and NULL for a number that it does not know. */
+/* The driver's name and text; false and NULL for a number that it does not know. */
 bool pya_hc_driver_error(int error, const char **name, const char **text);

@@ -1,4 +1,4 @@
-/* Captures: which stream is in which, and which calls they forbid. */
+/* Captures: which streams they contain and which calls they forbid. */
 
 #define _GNU_SOURCE
 #include "capture.h"
@@ -104,8 +104,8 @@ capture_has_blocking_stream(const struct pya_hc_capture *capture, int device) {
     return false;
 }
 
-/* Work on the legacy stream would have to wait for every blocking stream, captured or not; asking about it spoils
- * nothing. */
+/* Work on the legacy stream would have to wait for every blocking stream, including captured ones.  A mere query returns the
+ * error, but does not invalidate the capture. */
 static int
 capture_implicit_locked(const struct pya_hc_stream *stream, bool is_work) {
     if (!stream->is_legacy) {
@@ -221,7 +221,7 @@ done:
 
 static void
 graph_mark(struct pya_hc_node *const *deps, size_t n_deps, bool mark) {
-    /* Dependencies always come earlier in the graph, so one backward pass over it reaches all. */
+    /* Dependencies always come earlier in the graph, so one backward pass reaches all of them. */
     for (size_t i = 0; i < n_deps; i++) {
         deps[i]->is_marked = mark;
     }

@@ -171,10 +171,10 @@ pya_hostcuda_write_counters(const char *path) {
         errno = ENAMETOOLONG;
         return -1;
     }
-    (void)unlink(partial); /* left by a process of that number that was killed */
+    (void)unlink(partial); /* left by a killed process with the same id */
     int fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd >= 0) {
-        (void)fchmod(fd, 0600); /* a umask may have taken that from its owner, too */
+        (void)fchmod(fd, 0600); /* the umask may have removed the owner's rights */
     }
     FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
     if (file == NULL) {
@@ -191,7 +191,7 @@ pya_hostcuda_write_counters(const char *path) {
     return 0;
 }
 
-/* At exit; a destructor also runs where the program unloads nothing itself. */
+/* Runs at exit; a destructor also runs if the program unloads nothing itself. */
 __attribute__((destructor)) static void
 control_at_exit(void) {
     const char *form = getenv("PYALLOC_HOSTCUDA_COUNTERS");
@@ -207,7 +207,7 @@ control_at_exit(void) {
     }
     int n = snprintf(path, sizeof path, "%.*s%s%s", head, form, pid, mark == NULL ? "" : mark + 2);
     bool fits = n >= 0 && (size_t)n < sizeof path;
-    /* A folder that is gone was a dry run's that did not wait for this process: nobody reads them. */
+    /* ENOENT: the folder of a dry run that did not wait for this process is gone; nobody reads them. */
     if (!fits || (pya_hostcuda_write_counters(path) != 0 && errno != ENOENT)) {
         (void)fprintf(stderr, "pyalloc hostcuda: cannot write the counters to %s\n", path);
     }

@@ -2,7 +2,7 @@
 
 #include "bytes.h"
 
-/* Submits work; *captured: it became a node of a graph. */
+/* Submits work; *captured: it became a graph node. */
 static int
 copy_submit(const void *handle, const struct pya_hc_action *action, bool waits, bool *captured) {
     pya_hc_lock();
@@ -21,7 +21,7 @@ copy_submit(const void *handle, const struct pya_hc_action *action, bool waits, 
     return error;
 }
 
-/* The device of the stream does the work: it has to reach both sides, where they are of different devices. */
+/* The stream's device does the work, so it must have access to both sides if they are on different devices. */
 static int
 copy_reach(const void *dst, const void *src, size_t size, const void *handle) {
     pya_hc_lock();
@@ -52,7 +52,7 @@ copy_direction(const void *dst, const void *src, size_t size, int *kind, const v
             return error;
         }
     }
-    /* Pinned memory may be named either way, so only "device" said of the host is wrong. */
+    /* Pinned memory may be called host or device, so the only error is calling ordinary host memory "device". */
     bool src_named_device = *kind == COPY_D2H || *kind == COPY_D2D;
     bool dst_named_device = *kind == COPY_H2D || *kind == COPY_D2D;
     pya_hc_lock();
@@ -66,7 +66,7 @@ copy_direction(const void *dst, const void *src, size_t size, int *kind, const v
     return CU_OK;
 }
 
-/* Six arguments, as CUDA's own call has. */
+/* Six parameters, as in CUDA's own call. */
 int /* NOLINTNEXTLINE(readability-function-size) */
 pya_hc_copy(void *dst, const void *src, size_t size, int kind, const void *stream, bool waits) {
     if (size == 0) {

@@ -3,7 +3,7 @@
 
 #include "graph.h"
 
-/* kind: COPY_*.  `waits` marks the synchronous forms, which a capture forbids. */
+/* kind: COPY_*.  `waits`: a synchronous form, which a capture forbids. */
 int pya_hc_copy(void *dst, const void *src, size_t size, int kind, const void *stream, bool waits);
 struct pya_hc_copy2d {
     void *dst;

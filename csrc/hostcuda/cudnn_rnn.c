@@ -1,8 +1,8 @@
 /* cuDNN's recurrent networks: the layout of their weights, and the size of their scratch memory.
  *
- * Weights lie as torch expects them: per layer and direction all matrices, input ones first, then all
- * biases.  cuDNN does not publish how much it reserves for the backward pass; here it is the gates, the
- * state and the output of each step, which is said once when it is used.  Weights are exact. */
+ * Weights are laid out as torch expects: per layer and direction all matrices, input ones first, then all
+ * biases.  That is exact.  cuDNN does not publish how much it reserves for the backward pass; we take the gates, the
+ * state and the output of each step, and say so once when it is used. */
 /* NOLINTBEGIN(readability-function-size,readability-non-const-parameter): CUDA's signatures. */
 
 #include "stubs.h"
@@ -154,7 +154,7 @@ rnn_element(const struct rnn_descriptor *rnn) {
                                                                   : 4;
 }
 
-/* What one direction of a layer puts out: the projection where there is one. */
+/* Output size of one direction of a layer: that of the projection if it has one. */
 static size_t
 rnn_output(const struct rnn_descriptor *rnn) {
     return rnn->projected > 0 && rnn->projected < rnn->hidden ? rnn->projected : rnn->hidden;
@@ -204,7 +204,7 @@ cudnnGetRNNWeightSpaceSize(void *handle, const struct rnn_descriptor *rnn, size_
     return CUDNN_OK;
 }
 
-/* Both parts may be left out by the caller. */
+/* The caller may pass NULL for either part. */
 static void
 tensor_set(struct tensor_descriptor *tensor, int type, size_t rows, size_t columns) {
     if (tensor == NULL) {
@@ -246,7 +246,7 @@ cudnnGetRNNWeightParams(
     if (matrix_out != NULL) {
         *matrix_out = (void *)(uintptr_t)(space + at * rnn_element(rnn));
     }
-    /* With one bias only the input matrices have it. */
+    /* If there is a single bias, it belongs to the input matrices. */
     bool has_bias = !is_projection && rnn->n_bias > (is_input ? 0 : 1);
     tensor_set(bias, rnn->type, has_bias ? rnn->hidden : 0, 1);
     size_t bias_at = rnn_start(rnn, pseudo) + rnn_matrices(rnn, pseudo) + id * rnn->hidden;

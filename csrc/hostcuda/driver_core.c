@@ -142,7 +142,7 @@ cuLogsUnregisterCallback(void *callback) {
     return CU_OK;
 }
 
-/* Contexts: one per device, its address is the device's. */
+/* Contexts: one per device; the handle is the device's address. */
 
 static int
 context_device(const void *context) {
@@ -315,7 +315,7 @@ cuModuleGetFunction(void **out, void *module, const char *name) {
     return *out == NULL ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
-/* The linker of PTX: its result is a module without code. */
+/* The PTX linker: its result is a module without code. */
 
 int
 cuLinkCreate_v2(unsigned n, const int *options, void **values, void **out) {
@@ -499,7 +499,7 @@ cuTensorMapEncodeTiled(void *map) {
     return CU_OK;
 }
 
-/* The driver's private tables, which tools ask for and do without.  Said by no message: it is usual. */
+/* The driver's private tables, which tools ask for but do not need.  Not reported, since it is usual. */
 int
 cuGetExportTable(const void **out, const struct cuda_uuid *id) {
     HC_DRIVER();

@@ -245,7 +245,7 @@ cuMemPoolTrimTo(struct pya_hc_pool *pool, size_t keep) {
     return pya_hc_pool_trim(pool, keep);
 }
 
-/* What a pointer is */
+/* Pointer attributes */
 
 enum {
     POINTER_CONTEXT = 1,
@@ -261,7 +261,7 @@ enum {
     POINTER_MAPPED = 13,
 };
 
-/* What is written of one; 0: it is not known. */
+/* Size of an attribute's value; 0 if it is unknown. */
 static size_t
 pointer_attribute_bytes(int attribute) {
     static const unsigned char bytes[] = {
@@ -273,7 +273,7 @@ pointer_attribute_bytes(int attribute) {
     return attribute >= 0 && (size_t)attribute < sizeof bytes ? bytes[attribute] : 0;
 }
 
-/* Stays 0 where there is none. */
+/* Leaves 0 if the address has no such attribute. */
 static int
 pointer_attribute(uint64_t *value, int attribute, uintptr_t address) {
     struct cuda_pointer_attributes what;
@@ -340,7 +340,7 @@ int
 cuPointerGetAttributes(unsigned n, const int *attributes, void **out, uintptr_t address) {
     HC_DRIVER();
     for (unsigned i = 0; i < n; i++) {
-        /* This form does not fail for unknown pointers: it gives zeros. */
+        /* This form does not fail for unknown pointers: it returns zeros. */
         uint64_t value = 0;
         if (pointer_attribute(&value, attributes[i], address) != CU_OK) {
             value = 0;
@@ -436,7 +436,7 @@ cuMemsetD32Async(uintptr_t dst, unsigned value, size_t n, void *stream) {
     return pya_hc_fill((void *)dst, (int)value, 4, n, stream, false);
 }
 
-/* A fill a row; width counts elements. */
+/* One fill per row; width counts elements. */
 int
 cuMemsetD2D32Async(
     uintptr_t dst, size_t pitch, unsigned value, size_t width, size_t height, void *stream) {

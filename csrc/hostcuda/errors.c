@@ -5,7 +5,7 @@
 struct error_text {
     int code;
     const char *name;        /* the runtime's */
-    const char *driver_name; /* NULL where only the runtime has the error */
+    const char *driver_name; /* NULL if only the runtime has the error */
     const char *text;
 };
 

@@ -1,5 +1,5 @@
-/* First fit over a sorted array of holes.  Lowest first keeps file offsets of successive pages next
- * to each other, so that the kernel merges their mappings (there may be 65,530 of them only). */
+/* First fit in a sorted array of holes.  Taking the lowest keeps file offsets of successive pages adjacent, so that the
+ * kernel merges their mappings (a process can have only 65,530). */
 
 #include "extents.h"
 
@@ -29,7 +29,7 @@ extents_remove(struct pya_hc_extents *line, size_t at) {
     memmove(&line->holes[at], &line->holes[at + 1], (line->n_holes - at) * sizeof *line->holes);
 }
 
-/* Index of the first hole that ends behind `start`. */
+/* Index of the first hole that ends after `start`. */
 static size_t
 extents_find(const struct pya_hc_extents *line, uint64_t start) {
     size_t low = 0;
@@ -43,7 +43,7 @@ extents_find(const struct pya_hc_extents *line, uint64_t start) {
     return low;
 }
 
-/* Cuts [start, start + size) out of hole i, which holds it. */
+/* Cuts [start, start + size) out of hole i, which contains it. */
 static bool
 extents_carve(struct pya_hc_extents *line, size_t i, uint64_t start, uint64_t size) {
     struct pya_hc_extent *hole = &line->holes[i];
@@ -65,7 +65,7 @@ extents_carve(struct pya_hc_extents *line, size_t i, uint64_t start, uint64_t si
     return true;
 }
 
-/* The first hole that has room behind its first aligned address; n_holes when none has. */
+/* The first hole with enough room from its first aligned address on; n_holes if there is none. */
 static size_t
 extents_fit(const struct pya_hc_extents *line, uint64_t size, uint64_t align) {
     size_t i = 0;

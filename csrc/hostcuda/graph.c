@@ -1,4 +1,4 @@
-/* Graphs are lists of actions in the order of their making, which respects every dependency. */
+/* Graphs are lists of actions in the order of creation, which respects every dependency. */
 
 #define _GNU_SOURCE
 #include "graph.h"
@@ -116,7 +116,7 @@ pya_hc_graph_create(struct pya_hc_graph **out) {
     return CU_OK;
 }
 
-/* Destructors of user objects are the program's: they run after the lock is given back. */
+/* Destructors of user objects belong to the program, so they run after the lock is released. */
 static struct pya_hc_user_object *dead_objects;
 
 static void
@@ -150,7 +150,7 @@ pya_hc_graph_drop_locked(struct pya_hc_graph *graph) {
     for (size_t i = 0; i < graph->n_nodes; i++) {
         struct pya_hc_node *node = graph->nodes[i];
         if (node->action.type == NODE_FREE) {
-            /* Memory freed inside the graph stayed the graph's until now. */
+            /* Memory freed inside the graph belonged to the graph until now. */
             pya_hc_pool_release_locked((uintptr_t)node->action.dst);
         }
         if (node->action.child != NULL) {
@@ -185,7 +185,7 @@ pya_hc_graph_destroy(struct pya_hc_graph *graph) {
     return error;
 }
 
-/* Nodes are added to and asked of graphs, not of what was made executable of them. */
+/* Nodes can be added to graphs and queried, but not in executable graphs. */
 static bool
 has_own_nodes_locked(const struct pya_hc_graph *graph) {
     return pya_hc_objects_has(&graphs, graph) && graph->source == NULL;
@@ -285,7 +285,7 @@ pya_hc_graph_instantiate(struct pya_hc_graph *graph, struct pya_hc_graph **out) 
         error = exec == NULL ? CU_OUT_OF_MEMORY : CU_OK;
         if (exec != NULL) {
             exec->source = graph;
-            exec->capacity = graph->n_nodes; /* how many of the source's nodes are its own */
+            exec->capacity = graph->n_nodes; /* number of the source's nodes that it uses */
             graph->n_refs++;
             *out = exec;
         }
@@ -313,8 +313,8 @@ action_run(const struct pya_hc_action *action) {
     }
 }
 
-/* What a launch of the first n nodes does, the graphs within them included.  Bodies of conditional nodes are not: whether
- * they run a kernel would have decided. */
+/* Number of actions in a launch of the first n nodes, including those of child graphs.  Bodies of conditional nodes do not
+ * count: a kernel would have decided whether they run. */
 static size_t
 actions_count(const struct pya_hc_graph *graph, size_t n_nodes) {
     size_t n = 0;
@@ -344,7 +344,7 @@ graph_capture_locked(struct pya_hc_graph *exec, struct pya_hc_stream *stream) {
     struct pya_hc_action child = {.type = NODE_GRAPH, .child = source, .size = exec->capacity};
     bool captured = false;
     int error = pya_hc_submit_locked(stream, &child, &captured);
-    /* The new node's, which is there without its edges too. */
+    /* A reference for the new node, which exists even if adding its edges failed. */
     source->n_refs += error != CU_CAPTURE_INVALIDATED;
     return error;
 }

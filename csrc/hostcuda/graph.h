@@ -8,10 +8,10 @@ int pya_hc_graph_destroy(struct pya_hc_graph *graph);
 int pya_hc_graph_add(
     struct pya_hc_graph *graph, const struct pya_hc_action *action, struct pya_hc_node *const *deps,
     size_t n_deps, struct pya_hc_node **out);
-/* Writes up to *n nodes where out is not NULL; *n becomes the number there are (written). */
+/* Writes up to *n nodes if out is not NULL; sets *n to the number of nodes there are, or were written. */
 int pya_hc_graph_nodes(struct pya_hc_graph *graph, struct pya_hc_node **out, size_t *n);
 int pya_hc_graph_node_deps(const struct pya_hc_node *node, struct pya_hc_node **deps, size_t *n);
-/* Where a conditional node keeps its body's graph. */
+/* Where a conditional node stores its body's graph. */
 struct pya_hc_graph **pya_hc_graph_node_child(struct pya_hc_node *node);
 int pya_hc_graph_node_type(const struct pya_hc_node *node, int *type);
 int pya_hc_graph_instantiate(struct pya_hc_graph *graph, struct pya_hc_graph **out);

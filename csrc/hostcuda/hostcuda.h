@@ -1,11 +1,11 @@
 #pragma once
-/* Floor 1.  Control of the host-memory CUDA runtime: settings and counters, for C and for ctypes (load
- * "libcuda.so.1").  The same settings as environment variables:
+/* Floor 1.  Control of the host-memory CUDA runtime: settings and counters, for C and ctypes (load
+ * "libcuda.so.1").  The settings are also environment variables:
  *
  *   PYALLOC_HOSTCUDA_MEMORY=24GB         capacity of each device (24GB,80GB: one per device)
  *   PYALLOC_HOSTCUDA_DEVICES=2           number of devices, 1 by default, 16 at most
  *   PYALLOC_HOSTCUDA_EVENT_DELAY=n       events complete n kernel launches later; 0: at once
- *   PYALLOC_HOSTCUDA_FAIL=n[:name[:code]] call number n (of that function) returns the error; n may be "every"
+ *   PYALLOC_HOSTCUDA_FAIL=n[:name[:code]] the n-th call (of that function) returns the error; n may be "every"
  *   PYALLOC_HOSTCUDA_COUNTERS=file       counters as JSON at exit; %p becomes the process id
  *
  * Bytes in use are physical bytes: what cudaMalloc, cuMemCreate and memory pools hold. */
@@ -20,13 +20,12 @@ extern "C" {
 /* Returns 0 or a CUDA error number. */
 int pya_hostcuda_set_capacity(int device, size_t bytes);
 void pya_hostcuda_set_event_delay(uint64_t n_launches);
-/* Call number n from now on (1: the next) returns `error`; `name` NULL or "": any counted call. */
+/* The n-th call from now (1: the next) returns `error`; `name` NULL or "": any counted call. */
 void pya_hostcuda_fail_nth(uint64_t n, const char *name, int error);
 
 uint64_t pya_hostcuda_calls(const char *name); /* NULL: all calls together */
-/* Nanoseconds spent inside the entry points that get, map, give back or wait for memory or ask whether that is allowed
- * (of all threads together), what taking the time costs included, since the start or the last reset; of one by name, or
- * NULL: of all. */
+/* Nanoseconds spent, in all threads together, inside the entry points that get, map, return or wait for memory or ask whether
+ * that is allowed, including the cost of timing; since the start or the last reset.  name: one of them, or NULL for all. */
 uint64_t pya_hostcuda_device_ns(const char *name);
 void pya_hostcuda_reset_calls(void); /* and their time */
 size_t pya_hostcuda_used_bytes(int device);
@@ -37,11 +36,11 @@ uint64_t pya_hostcuda_launches(int device);
 uint64_t pya_hostcuda_dtoh_copies(void);
 uint64_t pya_hostcuda_dtoh_bytes(void);
 
-/* Live objects, to find leaks: "plain", "handles", "reservations", "mappings", "streams", "events",
- * "graphs", "pinned"; and "stale_calls", about streams that are not.  UINT64_MAX for an unknown word. */
+/* Number of live objects, to find leaks: "plain", "handles", "reservations", "mappings", "streams", "events", "graphs",
+ * "pinned"; also "stale_calls": calls with a stream that does not exist.  UINT64_MAX for an unknown word. */
 uint64_t pya_hostcuda_live(const char *what);
 
-/* How many of the invariants of what is given out, addresses and offsets in the devices' files, are broken. */
+/* Number of violated invariants of the allocated address ranges and file offsets. */
 int pya_hostcuda_check(void);
 
 /* Writes all counters as JSON.  Returns 0, or -1 with errno. */

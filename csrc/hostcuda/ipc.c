@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Lies at the start of the 64 bytes of a handle.  The device by its number in the machine: CUDA_VISIBLE_DEVICES may differ
- * between the processes. */
+/* Stored at the start of a handle's 64 bytes.  The device has its number in the machine, because CUDA_VISIBLE_DEVICES may
+ * differ between the processes. */
 struct ipc_name {
     char magic[8];
     int32_t pid, fd, physical, unused;
@@ -65,7 +65,7 @@ pya_hc_ipc_open(const struct cuda_ipc_handle *handle, void **out) {
         return CU_INVALID_VALUE;
     }
     if (name.pid == (int32_t)getpid()) {
-        return CU_INVALID_CONTEXT; /* CUDA too refuses the process that made the handle */
+        return CU_INVALID_CONTEXT; /* as in CUDA: not for the process that made the handle */
     }
     const struct pya_hc_device *dev = pya_hc_physical(name.physical);
     if (pya_hc_n_devices() == 0 || dev == NULL || dev->ordinal < 0) {
@@ -73,7 +73,7 @@ pya_hc_ipc_open(const struct cuda_ipc_handle *handle, void **out) {
     }
     pya_hc_lock();
     struct pya_hc_region *known = pya_hc_region_import_locked(name.pid, dev->ordinal, name.offset);
-    if (known != NULL) { /* CUDA too has one address for it, until it was closed as often */
+    if (known != NULL) { /* as in CUDA, one address until it is closed as often as opened */
         known->n_opens++;
         *out = (void *)known->start;
         pya_hc_unlock();

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Forms whose arguments changed, by the version that brought them.  For all other names a suffix is
- * the only form there is. */
+/* Forms whose parameters changed, with the version that introduced them.  For all other names a suffix names the only
+ * form there is. */
 static const struct {
     const char *name;
     int version;
@@ -30,7 +30,7 @@ static const struct {
     {"cuGetProcAddress", 0, "cuGetProcAddress"},
 };
 
-/* Stubs for names that are not known at build time: a row of functions, each with its own name. */
+/* Stubs for names that are unknown at build time: a row of functions, each assigned to one name. */
 #define N_STUBS 64
 static struct pya_hc_call stub_calls[N_STUBS];
 static char stub_names[N_STUBS][96];

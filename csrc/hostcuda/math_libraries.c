@@ -1,5 +1,5 @@
-/* The entry points of cuBLAS, cuDNN, CUPTI, NCCL and the like that must answer more than "success".
- * All others are generated from names/; both together make the preloaded libpya_cudalibs.so. */
+/* The entry points of cuBLAS, cuDNN, CUPTI, NCCL and the like that must do more than return "success".  All others are
+ * generated from names/; together they make the preloaded libpya_cudalibs.so. */
 /* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
  * the signatures are CUDA's. */
 
@@ -66,7 +66,7 @@ cublasGetStatusName(int status) {
     return cublasGetStatusString(status);
 }
 
-/* cuSPARSE: what sums and products of sparse matrices hold is counted by kernels. */
+/* cuSPARSE: on a card, kernels count the elements of sums and products; here they are estimated. */
 struct sparse {
     int64_t rows, columns, n_elements;
 };
@@ -82,7 +82,7 @@ sparse_create(struct sparse **out, int64_t rows, int64_t columns, int64_t n_elem
     return 0;
 }
 
-/* The arguments behind the third are not looked at: which arrays hold the elements, and how. */
+/* We ignore the parameters after n_elements (arrays and their types), so they are left out. */
 int
 cusparseCreateCsr(struct sparse **out, int64_t rows, int64_t columns, int64_t n_elements) {
     COUNT();
@@ -112,7 +112,7 @@ cusparseSpMatGetSize(
     return 0;
 }
 
-/* As many elements as there are products, were the elements spread evenly and no two products for one place. */
+/* Assumes evenly spread elements, and that no two products fall on the same position. */
 int
 cusparseSpGEMM_compute(
     void *handle, int a_operation, int b_operation, const void *alpha, const struct sparse *a,
@@ -130,7 +130,7 @@ cusparseSpGEMM_compute(
     return 0;
 }
 
-/* No two of them at one place. */
+/* Assumes that no two elements fall on the same position. */
 int
 cusparseXcsrgeam2Nnz(
     void *handle, int rows, int columns, const void *a, int n_a, const void *a_rows,
@@ -146,7 +146,7 @@ cusparseXcsrgeam2Nnz(
     return 0;
 }
 
-/* cuSPARSELt: of a matrix of which half the elements go; ours begins its 512 bytes with these. */
+/* cuSPARSELt: a matrix of which half the elements are dropped; stored at the start of the caller's 512-byte struct. */
 struct lt_sparse {
     int64_t n_elements;
     size_t item_bytes;
@@ -172,7 +172,7 @@ cusparseLtStructuredDescriptorInit(
     return 0;
 }
 
-/* Half the elements, and a bit for each that says where they were. */
+/* Half the elements, plus a bit each for their positions. */
 int
 cusparseLtSpMMACompressedSize2(
     void *handle, const struct lt_sparse *matrix, size_t *out, size_t *workspace) {
@@ -207,7 +207,7 @@ cublasLtMatmulAlgoGetHeuristic(
 
 /* cuDNN */
 
-/* The library that torch brought is loaded behind this one, and torch compares its own version with it. */
+/* torch's own cuDNN is loaded after this library, and torch compares its version with ours. */
 size_t
 cudnnGetVersion(void) {
     COUNT();
@@ -254,7 +254,7 @@ cudnnBackendCreateDescriptor(int type, void **out) {
     return 0;
 }
 
-/* cudnnBackendAttributeType_t: those that are answered */
+/* cudnnBackendAttributeType_t: the types we answer. */
 enum { CUDNN_INT64 = 3, CUDNN_DESCRIPTOR = 15, CUDNN_INT32 = 23 };
 
 int
@@ -267,7 +267,7 @@ cudnnBackendGetAttribute(
     if (n_found != NULL) {
         *n_found = is_known;
     }
-    /* Descriptors are the caller's own and stay; sizes are 0: no workspace. */
+    /* Descriptors are the caller's and stay as they are; sizes are 0: no workspace. */
     if (type == CUDNN_INT64 && n_wanted > 0 && out != NULL) {
         *(int64_t *)out = 0;
     } else if (type == CUDNN_INT32 && n_wanted > 0 && out != NULL) {

@@ -1,6 +1,6 @@
-/* cudaMalloc takes whole pages of 2 MiB, as the real driver does for its own bookkeeping: the capacity
- * therefore bites where a card's would.  Small allocations share pages there; here each has one of its own, which costs
- * addresses only, and they are counted as if they lay side by side. */
+/* cudaMalloc takes whole pages of 2 MiB, as the real driver does for its own bookkeeping, so that the capacity is exhausted
+ * when a card's would be.  On a card small allocations share pages.  Here each has its own page, which costs only address
+ * space, and they are charged as if they were adjacent. */
 
 #define _GNU_SOURCE
 #include "memory.h"
@@ -16,7 +16,7 @@
 #define SMALL_STEP ((size_t)512)
 #define SMALL_END (PYA_HC_PAGE / 2)
 
-/* step: a power of two. */
+/* step is a power of two. */
 static size_t
 memory_round(size_t size, size_t step) {
     return (size + step - 1) & ~(step - 1);
@@ -53,8 +53,8 @@ memory_give_small(struct pya_hc_device *dev, const struct pya_hc_region *region)
     dev->small = small;
 }
 
-/* Managed memory moves to the device page by page when a kernel touches it, and may be larger than the device: with
- * kernels that touch nothing none of it is there. */
+/* Managed memory moves to the device page by page when a kernel touches it, and may exceed the device's capacity.  Our kernels
+ * touch nothing, so it is not charged. */
 static int
 memory_take(struct pya_hc_device *dev, struct pya_hc_region *region) {
     if (memory_is_small(region)) {

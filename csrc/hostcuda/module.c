@@ -11,12 +11,12 @@
 #define SM_SHARED ((size_t)233472)
 #define BLOCK_SHARED_RESERVED ((size_t)1024)
 #define BLOCK_THREADS 1024
-#define BLOCK_SHARED 49152       /* without being allowed more */
-#define BLOCK_SHARED_MOST 232448 /* with it */
+#define BLOCK_SHARED 49152       /* without opting in to more */
+#define BLOCK_SHARED_MOST 232448 /* after opting in */
 
 enum {
     DYNAMIC_SHARED = 8, /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
-    /* The last of CUDA 12 and 13.0.  Triton tries 16, and does without what it stands for where it is refused. */
+    /* The last one in CUDA 12 and 13.0.  Triton tries 16 and copes if it is refused. */
     LAST_ATTRIBUTE = 15
 };
 
@@ -33,13 +33,13 @@ struct kernel {
     char name[];
 };
 
-static struct kernel *kernels; /* never freed, as modules */
+static struct kernel *kernels; /* never freed, like modules */
 static struct variable *variables;
 static size_t n_variables, variables_capacity;
 
 void *
 pya_hc_function(const char *name) {
-    /* Never freed: a handle may outlive its module in a program's table, and there are few. */
+    /* Never freed: a handle in a program's table may outlive its module, and there are few. */
     return strdup(name == NULL ? "" : name);
 }
 
@@ -67,7 +67,7 @@ pya_hc_kernel(const void *module, const char *name) {
     return kernel;
 }
 
-/* NULL for functions of the program itself. */
+/* NULL for functions compiled into the program. */
 static struct kernel *
 kernel_find_locked(const void *function) {
     struct kernel *kernel = kernels;
@@ -106,7 +106,7 @@ pya_hc_launch_fits(const unsigned *grid, const unsigned *block) {
     uint64_t n_threads = 1;
     for (int i = 0; i < 3; i++) {
         if (grid[i] - 1 >= grid_most[i] || block[i] - 1 >= block_most[i]) {
-            return false; /* 0 too */
+            return false; /* also for 0 */
         }
         n_threads *= block[i];
     }
@@ -211,7 +211,7 @@ pya_hc_variable_address(const void *host, void **address, size_t *size) {
         if (variable->host != host) {
             continue;
         }
-        /* On a card these lie in the module's image, not in the program's memory: not charged. */
+        /* Not charged: on a card variables are in the module's image, not in the program's memory. */
         void **slot = &variable->device[dev->ordinal];
         if (*slot == NULL) {
             *slot = calloc(1, variable->size == 0 ? 1 : variable->size);

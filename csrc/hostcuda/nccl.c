@@ -1,5 +1,5 @@
-/* NCCL as one rank sees it alone: every other rank is taken to hold what this one holds.  Collectives
- * copy accordingly, so that shapes exchanged at start agree; nothing passes between processes. */
+/* NCCL for a single rank: every other rank is assumed to hold what this one holds.  Collectives copy accordingly, so that
+ * shapes exchanged at startup agree; nothing passes between processes. */
 /* NOLINTBEGIN(readability-function-size,readability-non-const-parameter): NCCL's signatures. */
 
 #include "stubs.h"
@@ -57,7 +57,7 @@ ncclCommInitRankScalable(struct nccl_comm **out, int n_ranks, int rank) {
     return comm_new(out, n_ranks, rank);
 }
 
-/* One process with a communicator for each of its devices, as DataParallel has. */
+/* One process with one communicator per device, as DataParallel uses it. */
 int
 ncclCommInitAll(struct nccl_comm **out, int n_devices, const int *devices) {
     COUNT();
@@ -77,7 +77,7 @@ ncclCommSplit(const struct nccl_comm *comm, int color, int key, struct nccl_comm
         *out = NULL;
         return NCCL_OK;
     }
-    /* Who else asks for the same color is not known here: all do. */
+    /* We cannot know which ranks choose the same color; assume all of them. */
     return comm_new(out, comm->n_ranks, comm->rank);
 }
 
@@ -109,13 +109,13 @@ ncclCommUserRank(const struct nccl_comm *comm, int *out) {
     return NCCL_OK;
 }
 
-/* What one group sends and what it still has to receive: torch gathers into a list by one broadcast from each rank and
- * exchanges by one send and one receive for each, as a group.  What the others send is what this rank sends. */
+/* One transfer of a group.  torch gathers into a list by one broadcast per rank, and exchanges by one send and one receive per
+ * rank, each as a group.  What other ranks send is taken from what this rank sends. */
 struct nccl_transfer {
     void *at;
     size_t count;
     unsigned type;
-    bool is_own; /* sent to everybody or to this rank itself */
+    bool is_own; /* sent to everybody, or to this rank itself */
     const void *stream;
 };
 
@@ -129,7 +129,7 @@ static _Thread_local struct nccl_group {
     struct nccl_transfers sends, receives;
 } group;
 
-/* NCCL_UNHANDLED: no host memory. */
+/* NCCL_UNHANDLED: host memory is out. */
 static int
 group_note(struct nccl_transfers *transfers, struct nccl_transfer one) {
     if (group.depth == 0) {
@@ -154,7 +154,7 @@ transfers_end(struct nccl_transfers *transfers) {
     *transfers = (struct nccl_transfers){0};
 }
 
-/* What the peer of a receive sends: rather what goes to this rank than what goes to another.  NULL: not known. */
+/* The send that stands for what the peer sends: preferably one to this rank.  NULL: unknown. */
 static const struct nccl_transfer *
 group_match(const struct nccl_transfer *receive) {
     const struct nccl_transfer *found = NULL;
@@ -248,7 +248,7 @@ ncclBroadcast(
     const void *send, void *receive, size_t count, unsigned type, int root,
     const struct nccl_comm *comm, void *stream) {
     COUNT();
-    const bool is_root = root == comm->rank; /* only its send buffer means anything */
+    const bool is_root = root == comm->rank; /* only the root's send buffer is valid */
     void *from = is_root ? (void *)(uintptr_t)send : receive;
     int error = group_note(
         is_root ? &group.sends : &group.receives,
@@ -266,7 +266,7 @@ ncclReduce(
     return nccl_copy(is_root ? receive : NULL, is_root ? send : NULL, count, type, stream);
 }
 
-/* Every slot of the receiver gets the same, which is what each rank is taken to send. */
+/* Fills every slot of the receive buffer with the same: what each rank is assumed to send. */
 static int
 nccl_fill_slots(
     char *receive, const void *send, size_t count, unsigned type, int n_slots, const void *stream) {
@@ -311,7 +311,7 @@ ncclReduceScatter(
     return nccl_copy(receive, slot, count, type, stream);
 }
 
-/* Buffers that a program has NCCL allocate count like any other. */
+/* Buffers that a program has NCCL allocate are charged like any others. */
 
 int
 ncclMemAlloc(void **out, size_t size) {

@@ -1,5 +1,5 @@
 #pragma once
-/* The nodes of graphs and the arrays of pointers to them.  Floor 4; for capture.c and graph.c only. */
+/* Graph nodes, and arrays of pointers to them.  Floor 4; for capture.c and graph.c only. */
 
 #include "graph.h"
 
@@ -8,13 +8,13 @@ struct pya_hc_node {
     struct pya_hc_graph *graph;
     struct pya_hc_node **deps;
     size_t n_deps;
-    bool is_marked; /* scratch of one walk, under the lock */
+    bool is_marked; /* scratch of one graph walk, under the lock */
 };
 
 struct pya_hc_user_object;
 
-/* n_refs: the program's handle, the executable graphs made of it, and the capture that builds it.
- * Executable graphs share the nodes that existed when they were made. */
+/* n_refs counts the program's handle, the executable graphs instantiated from it, and the capture that builds it.
+ * An executable graph shares the nodes that existed when it was instantiated. */
 struct pya_hc_graph {
     struct pya_hc_graph *source; /* of an executable graph; NULL otherwise */
     unsigned n_refs;
@@ -25,15 +25,15 @@ struct pya_hc_graph {
     size_t n_objects;
 };
 
-/* Replaces an array by a copy, or adds what is not in it.  False when host memory is out. */
+/* Replaces an array by a copy; adds what it does not contain yet.  False if host memory is out. */
 bool pya_hc_deps_copy(
     struct pya_hc_node ***to, size_t *n_to, struct pya_hc_node *const *from, size_t n_from);
 bool pya_hc_deps_merge(
     struct pya_hc_node ***to, size_t *n_to, struct pya_hc_node *const *from, size_t n_from);
 
-/* NULL when host memory is out. */
+/* NULL if host memory is out. */
 struct pya_hc_graph *pya_hc_graph_new_locked(void);
-/* Is it one that nodes can be added to, and has all of these? */
+/* Can nodes be added to this graph, and does it contain all of these? */
 bool pya_hc_graph_has_locked(
     const struct pya_hc_graph *graph, struct pya_hc_node *const *found, size_t n);
 void pya_hc_graph_drop_locked(struct pya_hc_graph *graph);

@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1: enough for torch's messages and device counts.  NVML's errors are its own. */
+/* libnvidia-ml.so.1: enough for torch's messages and device counts.  NVML has error numbers of its own. */
 
 #include "props.h"
 
@@ -11,7 +11,7 @@ struct nvml_memory {
     unsigned long long total, free, used;
 };
 
-/* Handles are the devices themselves, also those CUDA_VISIBLE_DEVICES leaves out.  NULL: not a handle. */
+/* Handles are pointers to the devices, including those that CUDA_VISIBLE_DEVICES hides.  NULL: not a handle. */
 static const struct pya_hc_device *
 nvml_device(const void *handle) {
     for (int i = 0; i < pya_hc_n_physical(); i++) {
@@ -176,8 +176,8 @@ nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *inf
     return nvmlDeviceGetComputeRunningProcesses(handle, count, infos);
 }
 
-/* What programs log of a card: this one is idle.  Where nothing is said, the caller's error ends a program that would run
- * on a card. */
+/* Readings that programs log; this card is idle.  Without an answer, a program that would run on a card ends with its own
+ * error. */
 static int
 nvml_idle(const void *handle, unsigned *out, size_t n) {
     if (nvml_device(handle) == NULL || out == NULL) {
@@ -187,7 +187,7 @@ nvml_idle(const void *handle, unsigned *out, size_t n) {
     return NVML_OK;
 }
 
-/* Of the card, of its memory. */
+/* out: utilization of the card, then of its memory. */
 int
 nvmlDeviceGetUtilizationRates(void *handle, unsigned out[2]) {
     return nvml_idle(handle, out, 2);
@@ -221,7 +221,7 @@ nvmlDeviceGetClockInfo(void *handle, int type, unsigned *out) {
     return nvml_idle(handle, out, 1);
 }
 
-/* No fabric: the caller's zeroed struct says so. */
+/* No fabric, which is what the caller's zeroed struct says. */
 int
 nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) {
     return nvml_device(handle) == NULL || info == NULL ? NVML_INVALID : NVML_OK;

@@ -1,5 +1,5 @@
-/* Each object is preceded by a header that says whether it is live; slabs are never returned, so that
- * looking at a stale handle is always safe. */
+/* Each object is preceded by a header that says whether it is live.  Slabs are never freed, so that checking a stale
+ * handle is always safe. */
 
 #include "objects.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-/* Slabs of equal objects behind opaque CUDA handles: a stale or foreign pointer is recognised instead
- * of followed.  Floor 0; the caller locks. */
+/* Slabs of equal-sized objects behind opaque CUDA handles: a stale or foreign pointer is recognised instead of
+ * dereferenced.  Floor 0; the caller locks. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@ struct pya_hc_objects {
     uint64_t n_live;
 };
 
-/* A zeroed object, or NULL when host memory is out. */
+/* A zeroed object, or NULL if host memory is out. */
 void *pya_hc_objects_get(struct pya_hc_objects *objects);
 void pya_hc_objects_put(struct pya_hc_objects *objects, void *object);
 /* The next live object; *cursor starts at 0.  NULL at the end. */

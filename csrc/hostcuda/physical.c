@@ -1,5 +1,5 @@
-/* A file instead of anonymous memory: the same bytes can be mapped twice (aliases of virtual memory
- * management, other processes), untouched pages cost nothing, and holes can be told from data. */
+/* A file instead of anonymous memory: the same bytes can be mapped twice (aliases in virtual memory management, other
+ * processes), untouched pages cost nothing, and holes can be told from data. */
 
 #define _GNU_SOURCE
 #include "physical.h"
@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Of the device by its number in the machine: CUDA_VISIBLE_DEVICES may differ between the processes. */
+/* Followed by the device's number in the machine, since CUDA_VISIBLE_DEVICES may differ between the processes. */
 #define FILE_NAME "pyalloc-hostcuda-"
 
 static int
@@ -95,7 +95,7 @@ pya_hc_physical_fd(int device) {
     return dev == NULL ? -1 : dev->fd;
 }
 
-/* A descriptor has no other place of its own for which range it stands: offset, and below 2 MiB the number of pages. */
+/* The range is encoded in the descriptor's file position: the offset, and in its low bits (below 2 MiB) the number of pages. */
 int
 pya_hc_physical_export(int device, uint64_t offset, size_t bytes, int *out) {
     size_t n_pages = bytes / PYA_HC_PAGE;
@@ -113,7 +113,7 @@ pya_hc_physical_export(int device, uint64_t offset, size_t bytes, int *out) {
     return CU_OK;
 }
 
-/* The device that a file of ours belongs to, -1 for any other file. */
+/* The device that one of our files belongs to; -1 for any other file. */
 static int
 physical_of(int fd) {
     char path[64];
@@ -127,8 +127,8 @@ physical_of(int fd) {
     return physical;
 }
 
-/* Other processes' files: one open file each, however many of their ranges there are, and none that shares its position with
- * the descriptor, which stands for a range by that. */
+/* Files of other processes: one open file each, whatever the number of ranges.  It is opened anew, because the exported
+ * descriptor's file position encodes its range. */
 struct import_file {
     dev_t device;
     ino_t number;

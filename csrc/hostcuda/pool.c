@@ -8,12 +8,12 @@
 #define CHUNK_LEAST ((size_t)32 << 20)
 #define STEP ((size_t)512)
 
-/* Blocks of a chunk tile it, in order; of two free ones that touch the frees were in different streams. */
+/* The blocks of a chunk tile it, in order.  Two adjacent free blocks were freed in different streams. */
 struct pool_block {
     uintptr_t start;
     size_t size;
     bool is_free;
-    struct pya_hc_mark freed; /* of stream 0: for every stream */
+    struct pya_hc_mark freed; /* when and where; stream 0: usable by every stream */
     struct pool_block *next;
 };
 
@@ -27,8 +27,8 @@ struct pya_hc_pool {
     int device;
     uint64_t threshold;
     uint64_t used, used_high, reserved, reserved_high;
-    int reuse[4];       /* by the attribute's number */
-    size_t n_unsettled; /* free blocks that are not for every stream */
+    int reuse[4];       /* by attribute number */
+    size_t n_unsettled; /* free blocks that not every stream may use */
     struct pool_chunk *chunks;
 };
 
@@ -123,7 +123,7 @@ block_is_settled(const struct pool_block *block) {
     return block->is_free && block->freed.stream_id == 0;
 }
 
-/* Free blocks of one stream, or of all, become one where they touch: the later free counts. */
+/* Merges adjacent free blocks of one stream, or of all; the later free counts. */
 static void
 block_join_next(struct pya_hc_pool *pool, struct pool_block *block) {
     struct pool_block *next = block->next;
@@ -150,7 +150,7 @@ chunk_join(struct pya_hc_pool *pool, const struct pool_chunk *chunk) {
     }
 }
 
-/* Free blocks whose mark is one of those are from now on freed at `now` (NULL: for every stream). */
+/* Free blocks whose mark satisfies is_one now count as freed at `now` (NULL: usable by every stream). */
 static void
 pool_settle_locked(
     struct pya_hc_pool *pool, bool (*is_one)(const struct pya_hc_mark *),
@@ -173,7 +173,7 @@ mark_any(const struct pya_hc_mark *mark) {
     return true;
 }
 
-/* What the pool may know to be over without being told. */
+/* Settles blocks whose work is over: known by waiting or, if the pool may reuse opportunistically, by asking. */
 static void
 pool_look_locked(struct pya_hc_pool *pool) {
     bool looks = pool->reuse[ATTRIBUTE_OPPORTUNISTIC] != 0;
@@ -239,7 +239,7 @@ pya_hc_pool_destroy(struct pya_hc_pool *pool) {
         if (dev->pools[1] == pool) {
             dev->pools[1] = dev->pools[0];
         }
-        /* With blocks still out, the pool lives on until they are freed; its slot is kept. */
+        /* While blocks are allocated, the pool lives on; its slot is kept. */
         pool->threshold = 0;
         pool_trim_locked(pool, 0);
         if (pool->chunks == NULL) {
@@ -329,7 +329,8 @@ pool_grow_locked(struct pya_hc_pool *pool, size_t size) {
     return CU_OK;
 }
 
-/* A block that the stream may use: free, new, or, where there is no more, other streams' for which it waits.  NULL: none. */
+/* A block that the stream may use: a free one, a new one, or if the device is full one of other streams, whose work it waits
+ * for. NULL: none. */
 static struct pool_block *
 pool_obtain_locked(struct pya_hc_pool *pool, size_t size, struct pya_hc_stream *stream) {
     pool_look_locked(pool);
@@ -405,7 +406,7 @@ pool_chunk_of(const struct pya_hc_pool *pool, uintptr_t address) {
     return NULL;
 }
 
-/* freed: in which stream; NULL: for every stream. */
+/* freed: the mark of the free in its stream; NULL: usable by every stream. */
 static int
 pool_give_locked(struct pya_hc_pool *pool, uintptr_t address, const struct pya_hc_mark *freed) {
     struct pool_chunk *chunk = pool_chunk_of(pool, address);
@@ -523,7 +524,7 @@ pool_set_locked(struct pya_hc_pool *pool, int attribute, const void *value) {
         pool->threshold = *(const uint64_t *)value;
         return CU_OK;
     }
-    /* The high-water marks may only be reset. */
+    /* High-water marks can only be reset. */
     bool is_high = attribute == ATTRIBUTE_RESERVED_HIGH || attribute == ATTRIBUTE_USED_HIGH;
     if (!is_high || *(const uint64_t *)value != 0) {
         return CU_INVALID_VALUE;
@@ -538,7 +539,7 @@ pool_set_locked(struct pya_hc_pool *pool, int attribute, const void *value) {
 
 int
 pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value) {
-    int error = pya_hc_capture_unsafe(); /* though nothing is asked of a stream */
+    int error = pya_hc_capture_unsafe(); /* although it does not name a stream */
     if (error != CU_OK) {
         return error;
     }

@@ -1,5 +1,5 @@
-/* One table for cudaDeviceGetAttribute, cuDeviceGetAttribute and cudaDeviceProp in both layouts.  The
- * figures are those of an H100 (132 multiprocessors); an attribute that is not listed is 0. */
+/* One table for cudaDeviceGetAttribute, cuDeviceGetAttribute and both layouts of cudaDeviceProp.  The values are those of
+ * an H100 (132 multiprocessors); attributes that are not listed are 0. */
 
 #include "props.h"
 
@@ -12,7 +12,7 @@
 struct prop_field {
     short attribute;  /* CU_DEVICE_ATTRIBUTE_* */
     short bytes;      /* 4 or 8 */
-    short at13, at12; /* offset in cudaDeviceProp of CUDA 13 and 12; -1: not in it */
+    short at13, at12; /* offset in cudaDeviceProp of CUDA 13 and 12; -1: no such field */
     int value;
 };
 
@@ -38,7 +38,7 @@ static const struct prop_field prop_fields[] = {
     {127, 4, -1, -1, 1},           {129, 4, -1, -1, 1},
 };
 
-/* Fields that no attribute has, or that differ by device. */
+/* Fields that are not attributes, or differ by device. */
 enum { AT_UUID = 256, AT_MEMORY = 288 };
 enum { AT_PCI_BUS_13 = 568, AT_PCI_BUS_12 = 584 };
 enum { ATTRIBUTE_PCI_BUS = 33, ATTRIBUTE_PCI_DEVICE = 34, ATTRIBUTE_PCI_DOMAIN = 50 };
@@ -93,7 +93,7 @@ pya_hc_properties(int device, int major, void *out) {
     for (size_t i = 0; i < sizeof prop_fields / sizeof prop_fields[0]; i++) {
         const struct prop_field *field = &prop_fields[i];
         int at = major >= 13 ? field->at13 : field->at12;
-        int64_t value = field->value; /* little-endian: the low half is the 4-byte form */
+        int64_t value = field->value; /* little-endian: the low half is also the 4-byte form */
         if (at >= 0) {
             memcpy(bytes + at, &value, (size_t)field->bytes);
         }

@@ -1,5 +1,5 @@
-/* Regions sit in an array sorted by address; tables of pages hang off reservations, so that mapping a
- * page never moves anything. */
+/* Regions are in an array sorted by address.  The page tables of reservations are separate, so that mapping a page never
+ * moves anything. */
 
 #define _GNU_SOURCE
 #include "region.h"
@@ -30,7 +30,7 @@ window_open(void) {
         return CU_OK;
     }
     for (size_t size = WINDOW_MOST; size >= WINDOW_LEAST; size /= 2) {
-        /* A hint only: where something lies there (a sanitizer's shadow), any place will do. */
+        /* Only a hint: if something else is there (a sanitizer's shadow), any place will do. */
         void *at = mmap(
             (void *)WINDOW_HINT, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
             0);
@@ -63,7 +63,7 @@ pya_hc_address_take_locked(size_t size, size_t align, uintptr_t want, uintptr_t 
         *start = want;
         return CU_OK;
     }
-    /* Alignments above a page's hold for the address, which is window_start + offset. */
+    /* Alignments above a page apply to the address, which is window_start + offset. */
     uint64_t slack = align > PYA_HC_PAGE ? align : 0;
     if (!pya_hc_extents_take(&window, size + slack, PYA_HC_PAGE, &offset)) {
         return CU_OUT_OF_MEMORY;
@@ -101,7 +101,7 @@ pya_hc_address_check_locked(void) {
     return pya_hc_extents_check(&window);
 }
 
-/* Index of the first region that starts behind the address. */
+/* Index of the first region that starts after the address. */
 static size_t
 region_after(uintptr_t address) {
     size_t low = 0;
@@ -199,7 +199,7 @@ pya_hc_region_is_device(const struct pya_hc_region *region) {
     return region->kind < REGION_PINNED;
 }
 
-/* Is every page of the part of a reservation mapped and open to one of the devices? */
+/* Is every page in this part of a reservation mapped and accessible to one of the devices? */
 static bool
 region_are_pages_open(
     const struct pya_hc_region *region, uintptr_t start, size_t size, bool write,
@@ -215,7 +215,7 @@ region_are_pages_open(
     return true;
 }
 
-/* Is all of it device memory, of one region or of several behind one another, and open to one of the devices? */
+/* Is the whole range device memory, in one or several adjacent regions, and accessible to one of the devices? */
 static bool
 region_is_open(uintptr_t start, size_t size, bool write, unsigned devices) {
     while (size > 0) {
@@ -240,7 +240,7 @@ pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device) {
     *device = -1;
     struct pya_hc_region *region = pya_hc_region_at_locked(start);
     if (region == NULL) {
-        /* Host memory, unless it lies in the window, where nothing of the program's can be. */
+        /* It is host memory unless it is in the window, where the program has nothing of its own. */
         bool in_window =
             window_start != 0 && start >= window_start && start - window_start < window.limit;
         return in_window ? CU_INVALID_VALUE : CU_OK;

@@ -13,7 +13,7 @@ pya_hc_device_reset(int device) {
     pya_hc_lock();
     int error = pya_hc_capture_unsafe_device_locked(device);
     if (error == CU_OK) {
-        dev->n_syncs++; /* what other devices' pools know of events of this one */
+        dev->n_syncs++; /* for other devices' pools: marks of this device are now complete */
         pya_hc_pool_reset_locked(device);
         pya_hc_memory_reset_locked(device);
         pya_hc_stream_reset_locked(device);

@@ -1,4 +1,4 @@
-/* libcudart: devices, errors, versions, kernels and the registration that compiled code does. */
+/* libcudart: devices, errors, versions, kernels, and the registration calls of compiled code. */
 /* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
  * the signatures are CUDA's. */
 
@@ -43,7 +43,7 @@ cudaSetDevice(int device) {
         RT(CU_INVALID_DEVICE);
     }
     pya_hc_set_current(device);
-    (void)pya_hc_current_device(); /* brings the context up, as CUDA does since 12 */
+    (void)pya_hc_current_device(); /* creates the context, as CUDA does since 12 */
     return CU_OK;
 }
 
@@ -71,7 +71,7 @@ cudaGetDeviceProperties(void *out, int device) {
     RT(pya_hc_properties(device, PYA_CUDART_MAJOR, out));
 }
 
-/* The name CUDA 12's header gives the same function. */
+/* CUDA 12's name for the same function. */
 int
 cudaGetDeviceProperties_v2(void *out, int device) {
     HC_RUNTIME();
@@ -91,7 +91,7 @@ cudaDeviceGetPCIBusId(char *out, int length, int device) {
 int
 cudaDeviceGetByPCIBusId(int *out, const char *text) {
     HC_RUNTIME();
-    const int n_devices = pya_hc_n_devices(); /* which are visible is known from here */
+    const int n_devices = pya_hc_n_devices(); /* also reads CUDA_VISIBLE_DEVICES */
     const struct pya_hc_device *dev = pya_hc_device_by_pci_bus_id(text);
     if (n_devices == 0 || dev == NULL || dev->ordinal < 0) {
         RT(CU_INVALID_DEVICE);
@@ -214,7 +214,7 @@ cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long flags, 
     return cudaGetDriverEntryPointByVersion(name, out, RUNTIME_VERSION, flags, status);
 }
 
-/* What code compiled by nvcc calls when it is loaded.  No context comes of it. */
+/* Called by code compiled with nvcc when it is loaded.  Creates no context. */
 
 void **
 __cudaRegisterFatBinary(void *binary) {
@@ -254,7 +254,7 @@ __cudaRegisterVar(
     pya_hc_variable_register(host, size);
 }
 
-/* The <<<>>> syntax leaves its configuration here on the way to cudaLaunchKernel. */
+/* The <<<>>> syntax stores its configuration here for cudaLaunchKernel. */
 static _Thread_local struct {
     struct cuda_dim3 grid, block;
     size_t shared_bytes;
@@ -442,7 +442,7 @@ cudaLibraryGetKernelCount(unsigned *out, void *library) {
     return CU_OK;
 }
 
-/* A library without code has no variables either: CUDA's own answer for a name that is not in it. */
+/* A library without code has no variables: return CUDA's error for an unknown name. */
 
 int
 cudaLibraryGetGlobal(void **out, size_t *size, void *library, const char *name) {

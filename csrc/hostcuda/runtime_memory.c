@@ -29,7 +29,7 @@ cudaMallocManaged(void **out, size_t size, unsigned flags) {
 int
 cudaFree(void *ptr) {
     HC_RUNTIME_TIMED();
-    (void)pya_hc_current_device(); /* cudaFree(0) is how programs bring the context up */
+    (void)pya_hc_current_device(); /* programs create the context with cudaFree(0) */
     RT(pya_hc_memory_free(ptr));
 }
 
@@ -77,7 +77,7 @@ cudaHostGetDevicePointer(void **out, void *ptr, unsigned flags) {
     RT(pya_hc_host_device_pointer(ptr, flags, out));
 }
 
-/* The caller's struct has 64 more bytes since CUDA 13. */
+/* Since CUDA 13 the caller's struct has 64 more bytes. */
 int
 cudaPointerGetAttributes(struct cuda_pointer_attributes *out, const void *ptr) {
     HC_RUNTIME();
@@ -90,7 +90,7 @@ cudaPointerGetAttributes(struct cuda_pointer_attributes *out, const void *ptr) {
     RT(pya_hc_memory_describe(ptr, out));
 }
 
-/* Where managed memory lies is of no consequence here.  CUDA 13 has the names for places that CUDA 12 had as second forms. */
+/* Where managed memory is placed does not matter here.  CUDA 13's plain names are CUDA 12's _v2 forms. */
 #if PYA_CUDART_MAJOR >= 13
 #define PLACE_NAME(name) name
 #else
@@ -287,7 +287,7 @@ cudaMemPoolTrimTo(struct pya_hc_pool *pool, size_t keep) {
     RT(pya_hc_pool_trim(pool, keep));
 }
 
-/* Every device reaches every pool: host memory has no distance. */
+/* Every device can access every pool, since all of it is host memory. */
 int
 cudaMemPoolSetAccess(struct pya_hc_pool *pool, const struct cuda_access_desc *descs, size_t n) {
     HC_RUNTIME_TIMED();
@@ -302,7 +302,7 @@ cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
     if (pya_hc_device(device) == NULL) {
         RT(CU_INVALID_DEVICE);
     }
-    *(uint64_t *)value = 0; /* graphs take theirs from the device's pool here */
+    *(uint64_t *)value = 0; /* here graphs allocate from the device's pool */
     return CU_OK;
 }
 
@@ -335,7 +335,7 @@ cudaIpcCloseMemHandle(void *ptr) {
     RT(pya_hc_ipc_close(ptr));
 }
 
-/* Work is done when submitted, so another process's event has always happened. */
+/* Work is done when it is submitted, so another process's event is always complete. */
 int
 cudaIpcGetEventHandle(struct cuda_ipc_handle *out, void *event) {
     HC_RUNTIME();

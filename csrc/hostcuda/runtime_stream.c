@@ -320,7 +320,7 @@ graph_add_node(
     }
     struct pya_hc_action action = {.type = params->type};
     if (params->type == NODE_CONDITIONAL) {
-        /* The body's graph is handed out through a pointer to an array that the node owns. */
+        /* The body's graph is returned through a pointer to an array that the node owns. */
         enum { WORD_SIZE = 1, WORD_GRAPHS = 2 };
         int error = pya_hc_graph_create(&action.child);
         if (error != CU_OK) {
@@ -352,7 +352,7 @@ cudaGraphConditionalHandleCreate(
     return CU_OK;
 }
 
-/* Names for graph debugging only: a picture of no kernels would mislead, an empty one does not. */
+/* Writes an empty graph: it is for debugging only, and a picture without kernels would mislead. */
 int
 cudaGraphDebugDotPrint(struct pya_hc_graph *graph, const char *path, unsigned flags) {
     HC_RUNTIME();
@@ -368,7 +368,7 @@ cudaGraphDebugDotPrint(struct pya_hc_graph *graph, const char *path, unsigned fl
     return CU_OK;
 }
 
-/* Edge data came into these signatures with CUDA 13; CUDA 12 has it in names of its own. */
+/* CUDA 13 added edge data to these signatures; CUDA 12 has that in separate names. */
 #if PYA_CUDART_MAJOR >= 13
 #define EDGES_NAME(name) name
 int

@@ -1,5 +1,5 @@
-/* Settings come from the environment when the first entry point is called, so that a launcher can
- * set them without code; the control functions (control.c) change them later. */
+/* Settings are read from the environment when the first entry point is called, so that a launcher can set them without code.
+ * The control functions (control.c) change them later. */
 
 #define _GNU_SOURCE
 #include "state.h"
@@ -23,7 +23,7 @@ static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t state_once = PTHREAD_ONCE_INIT;
 static pthread_once_t visible_once = PTHREAD_ONCE_INIT;
 static atomic_bool state_used;    /* an entry point was called in this process */
-static atomic_bool state_foreign; /* a child forked after that */
+static atomic_bool state_foreign; /* this is a child forked after that */
 
 static struct pya_hc_device devices[PYA_HC_MAX_DEVICES];
 static int n_physical = 1;
@@ -57,7 +57,7 @@ state_complain(const char *name, const char *text, const char *form) {
         text, form);
 }
 
-/* "24GB", "512MiB", "1073741824": powers of 1024, as a card's label means them.  0 on nonsense. */
+/* "24GB", "512MiB", "1073741824"; powers of 1024, as on a card's label.  0 if malformed. */
 static size_t
 state_parse_bytes(const char *text, const char **rest) {
     char *end = NULL;
@@ -78,7 +78,7 @@ state_parse_bytes(const char *text, const char **rest) {
     return bytes < 1e18 ? (size_t)bytes : 0;
 }
 
-/* One size for all devices, or a list with one per device (the last one repeats). */
+/* One size for all devices, or a list (the last one repeats). */
 static void
 state_read_memory(void) {
     const char *name = "PYALLOC_HOSTCUDA_MEMORY";
@@ -102,7 +102,7 @@ state_read_memory(void) {
     }
 }
 
-/* torch counts devices with NVML, where one that is not there cannot be named. */
+/* torch counts devices with NVML, which cannot name one that does not exist. */
 static void
 state_tell_absent(unsigned long n) {
     static bool told;
@@ -116,8 +116,8 @@ state_tell_absent(unsigned long n) {
     }
 }
 
-/* Which device an entry of CUDA_VISIBLE_DEVICES means.  One by another name than its number, or that is not there, is the
- * first not yet named: programs that expect a larger machine run too. */
+/* The device that an entry of CUDA_VISIBLE_DEVICES means.  If it is not a number, or there is no such device, or it is
+ * taken, it is the first device not yet taken: programs that expect a larger machine run too. */
 static struct pya_hc_device *
 state_named(const char *entry) {
     char *end = NULL;
@@ -133,7 +133,7 @@ state_named(const char *entry) {
     return &devices[n];
 }
 
-/* CUDA_VISIBLE_DEVICES is read when CUDA is first used. */
+/* Called when CUDA is first used. */
 static void
 state_read_visible(void) {
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
@@ -149,7 +149,7 @@ state_read_visible(void) {
     }
 }
 
-/* A whole number from 0 to `most` into *out, which stays as it is where the variable is not set. */
+/* Reads a whole number from 0 to `most`; *out is unchanged if the variable is not set. */
 static void
 state_read_number(const char *name, uint64_t most, uint64_t *out) {
     const char *text = getenv(name);
@@ -271,7 +271,7 @@ pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes) {
     dev->used -= bytes;
 }
 
-/* Controls that only touch settings. */
+/* Controls that only change settings. */
 
 int
 pya_hostcuda_set_capacity(int device, size_t bytes) {

@@ -19,7 +19,7 @@ stream_new_locked(int device, unsigned flags, int priority) {
         stream->id = ++last_stream_id;
         stream->device = device;
         stream->flags = flags;
-        /* Hopper's range: 0 is the least, -5 the greatest. */
+        /* Hopper's range: 0 is the lowest priority, -5 the highest. */
         stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     }
     return stream;
@@ -61,7 +61,7 @@ pya_hc_stream_find_locked(const void *handle) {
         *slot = stream_new_locked(dev->ordinal, 0, 0);
         if (*slot != NULL) {
             (*slot)->is_legacy = is_legacy;
-            streams.n_live--; /* the device's own are not the program's to leak */
+            streams.n_live--; /* default streams are not the program's, so they are no leak */
         }
     }
     return *slot;
@@ -69,7 +69,7 @@ pya_hc_stream_find_locked(const void *handle) {
 
 static void
 stream_end_locked(struct pya_hc_stream *stream) {
-    stream->id = 0; /* events recorded in it must not take its successor for it */
+    stream->id = 0; /* so that events recorded in it do not mistake the slot's next stream for it */
     pya_hc_objects_put(&streams, stream);
 }
 
@@ -98,7 +98,7 @@ pya_hc_stream_work_locked(struct pya_hc_stream *stream, bool is_kernel) {
     stream->last_launch = dev->n_launches;
 }
 
-/* Whether n launches have followed `launch`. */
+/* Have event_delay more launches followed `launch`? */
 static bool
 stream_delay_passed(int device, uint64_t launch) {
     uint64_t delay = pya_hc_event_delay();
@@ -185,7 +185,7 @@ pya_hc_device_sync(void) {
     }
     pya_hc_lock();
     int error = pya_hc_capture_unsafe_device_locked(dev->ordinal);
-    dev->n_syncs += error == CU_OK; /* destroyed streams have work left too */
+    dev->n_syncs += error == CU_OK; /* also completes the work of destroyed streams */
     size_t cursor = 0;
     struct pya_hc_stream *stream = pya_hc_objects_next(&streams, &cursor);
     while (error == CU_OK && stream != NULL) {
@@ -276,7 +276,7 @@ event_is_done(const struct pya_hc_event *event) {
     return !event->is_recorded || pya_hc_mark_is_done_locked(&event->mark);
 }
 
-/* The event, for the host to ask about or to wait for: none that became a graph's, whose capture that ends in any mode. */
+/* Finds an event that the host queries or waits for.  A captured event is refused, and its capture ends, in any mode. */
 static int
 event_for_host_locked(const void *handle, struct pya_hc_event **out) {
     *out = event_find_locked(handle);
@@ -320,7 +320,7 @@ pya_hc_event_sync(const void *handle) {
         if (mark->stream->id == mark->stream_id && mark->stream->done < mark->ticket) {
             mark->stream->done = mark->ticket;
         }
-        /* Once waited for, it is complete whatever becomes of its stream. */
+        /* After a wait it is complete, whatever happens to its stream. */
         mark->launch -= pya_hc_event_delay();
         sync_note_locked();
     }

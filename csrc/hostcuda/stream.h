@@ -1,9 +1,8 @@
 #pragma once
 /* Streams and events.  Floor 4 (uses objects.h, state.h).
  *
- * Work is done the moment it is submitted; what can be late is only that an event or a stream admits
- * it: with an event delay of n, n more kernels must be launched on the device first, or somebody must
- * synchronise. */
+ * Work is done the moment it is submitted; only its completion may be reported late.  With an event delay of n, an event or
+ * a stream counts as done only after n more kernel launches on the device, or once somebody synchronises. */
 
 #include "objects.h"
 #include "state.h"
@@ -13,14 +12,14 @@ struct pya_hc_capture;
 
 /* A moment in a stream's work. */
 struct pya_hc_mark {
-    struct pya_hc_stream *stream; /* whose slot may belong to another stream by now */
+    struct pya_hc_stream *stream; /* its slot may belong to another stream by now */
     uint64_t stream_id, ticket;
-    uint64_t launch;  /* the device's launches then */
-    uint64_t n_syncs; /* and how often it had been waited for */
+    uint64_t launch;  /* the device's n_launches then */
+    uint64_t n_syncs; /* the device's n_syncs then */
     int device;
 };
 
-/* Up to where another stream's work was waited for. */
+/* The ticket up to which another stream's work was waited for. */
 struct pya_hc_waited {
     uint64_t stream_id, ticket;
 };
@@ -32,10 +31,10 @@ struct pya_hc_stream {
     unsigned flags;
     int priority;
     bool is_legacy;       /* the default stream: others wait for it implicitly */
-    uint64_t ticket;      /* work submitted */
-    uint64_t done;        /* work known to be complete because somebody synchronised */
-    uint64_t last_launch; /* the device's launches when the last work came in */
-    struct pya_hc_waited waited[PYA_HC_MOST_WAITED]; /* of other streams, the last ones */
+    uint64_t ticket;      /* number of the last work submitted */
+    uint64_t done;        /* complete up to here, because somebody synchronised */
+    uint64_t last_launch; /* the device's n_launches at the last work */
+    struct pya_hc_waited waited[PYA_HC_MOST_WAITED]; /* for other streams, the latest ones */
     unsigned next_waited;
     struct pya_hc_capture *capture;
     struct pya_hc_node **deps; /* while capturing: what the next node depends on */
@@ -48,22 +47,22 @@ struct pya_hc_event {
     bool is_recorded;
     struct pya_hc_mark mark;
     uint64_t time_ns;
-    uint64_t capture_id; /* not 0: recorded in this capture, depends on deps */
+    uint64_t capture_id; /* not 0: recorded in this capture, with dependencies deps */
     struct pya_hc_node **deps;
     size_t n_deps;
 };
 
 int pya_hc_stream_create(unsigned flags, int priority, void **out);
 int pya_hc_stream_destroy(void *handle);
-/* NULL and 1 are the legacy stream of the current device, 2 the per-thread one.  NULL for a handle
- * that is none. */
+/* NULL and 1 are the legacy stream of the current device, 2 is the per-thread one.  Returns NULL for an invalid
+ * handle. */
 struct pya_hc_stream *pya_hc_stream_find_locked(const void *handle);
-/* Notes work on the stream (kernels also move the device's clock). */
+/* Notes work on the stream; a kernel also advances the device's clock. */
 void pya_hc_stream_work_locked(struct pya_hc_stream *stream, bool is_kernel);
 
-/* The stream's work so far. */
+/* A mark of the stream's work so far. */
 struct pya_hc_mark pya_hc_mark_locked(struct pya_hc_stream *stream);
-/* Did somebody wait for it; or is it over without that?  Did the stream wait for it by an event? */
+/* Did the host wait for the work?  Is it done, with or without that?  Did `stream` wait for it by an event? */
 bool pya_hc_mark_is_waited_locked(const struct pya_hc_mark *mark);
 bool pya_hc_mark_is_done_locked(const struct pya_hc_mark *mark);
 bool
@@ -76,7 +75,7 @@ int pya_hc_stream_query(const void *handle);
 int pya_hc_stream_wait(const void *handle, const void *event);
 int pya_hc_device_sync(void);
 
-/* Streams and events of the device end, but for its default streams. */
+/* Ends the device's streams, except its default ones, and its events. */
 void pya_hc_stream_reset_locked(int device);
 
 int pya_hc_event_create(unsigned flags, void **out);
@@ -87,6 +86,6 @@ int pya_hc_event_sync(const void *handle);
 int pya_hc_event_elapsed(float *ms, const void *start, const void *end);
 
 uint64_t pya_hc_stream_count_locked(void);
-/* Calls about streams that do not exist (any more), which may crash a driver. */
+/* Calls with streams that do not exist (any more), which may crash a real driver. */
 uint64_t pya_hc_stream_stale_locked(void);
 uint64_t pya_hc_event_count_locked(void);

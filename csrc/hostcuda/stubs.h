@@ -1,5 +1,5 @@
 #pragma once
-/* What the generated stubs (stubs.awk) are made of.  Floor 1 (uses call.h). */
+/* Macros for the generated stubs (stubs.awk).  Floor 1 (uses call.h). */
 
 #include "call.h"
 

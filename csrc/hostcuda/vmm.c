@@ -1,5 +1,5 @@
-/* Handles are numbers, not pointers: index and generation, so that a stale one is recognised.
- * A mapping is created PROT_NONE; cuMemSetAccess opens it. */
+/* Handles are numbers, not pointers: index and generation, so that a stale one is recognised.  Mappings are created
+ * PROT_NONE; cuMemSetAccess opens them. */
 
 #define _GNU_SOURCE
 #include "vmm.h"
@@ -15,11 +15,11 @@ enum { HANDLE_POSIX_FD = 1 }; /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 struct pya_hc_handle {
     uint32_t index, generation;
     int device;
-    unsigned n_owners; /* creates, retains and imports not yet released */
+    unsigned n_owners; /* creates, retains and imports that were not yet released */
     unsigned n_mappings;
     size_t size;
     int fd;           /* imported: the other process's file; -1: the device's own */
-    bool is_exported; /* who holds the descriptor, nobody knows: its bytes are never another's */
+    bool is_exported; /* anybody may hold the descriptor, so its bytes are never reused */
     uint64_t offset;  /* in the file */
     struct cuda_vmm_prop prop;
     struct pya_hc_handle *next_free;
@@ -60,7 +60,7 @@ handle_id(const struct pya_hc_handle *handle) {
     return ((uint64_t)handle->generation + 1) << 32 | handle->index;
 }
 
-/* NULL unless the program holds the handle. */
+/* NULL if the program does not hold the handle. */
 static struct pya_hc_handle *
 handle_find(uint64_t id) {
     size_t index = id & UINT32_MAX;
@@ -142,7 +142,7 @@ free_pages:
     return error;
 }
 
-/* The reservation that holds the whole range, which must be made of pages; NULL otherwise. */
+/* The reservation that contains the whole range, which must consist of pages; NULL otherwise. */
 static struct pya_hc_region *
 vmm_reservation(uintptr_t start, size_t size) {
     struct pya_hc_region *region = pya_hc_region_at_locked(start);
@@ -192,7 +192,7 @@ pya_hc_vmm_create(size_t size, const struct cuda_vmm_prop *prop, uint64_t *out) 
         return CU_INVALID_VALUE;
     }
     if (prop->location.type != 1 || (prop->handle_types & ~HANDLE_POSIX_FD) != 0) {
-        return CU_NOT_SUPPORTED; /* handles for other machines (fabric) too, which few devices have */
+        return CU_NOT_SUPPORTED; /* also for fabric handles, which few devices have */
     }
     struct pya_hc_device *dev = pya_hc_device(prop->location.id);
     if (dev == NULL) {
@@ -284,7 +284,7 @@ done:
     return error;
 }
 
-/* Whether the pages are exactly a row of whole mappings. */
+/* Do the pages consist of whole mappings? */
 static bool
 vmm_is_whole(const struct pya_hc_page *pages, size_t n_pages) {
     for (size_t i = 0; i < n_pages;) {
@@ -384,7 +384,7 @@ pya_hc_vmm_set_access(
     for (size_t i = 0; i < n_pages * n_descs; i++) {
         vmm_page_access(&pages[i / n_descs], &descs[i % n_descs]);
     }
-    /* Pages of one call may differ where devices differed before: open each run as it is. */
+    /* Pages of one call may have had different access: open each run of equal pages separately. */
     for (size_t i = 0; i < n_pages;) {
         size_t first = i;
         int protection = pages[i].readers ? PROT_READ : PROT_NONE;

@@ -2,8 +2,8 @@
 /* Virtual memory management: handles of physical memory, reservations of addresses, mappings, access.
  * Floor 2 (uses region.h, physical.h).
  *
- * A handle lives while the program holds it (create, retain) or a mapping shows it; releasing a mapped
- * handle keeps its memory until the last unmap, as on a device. */
+ * A handle lives while the program holds it (create, retain) or it is mapped.  A mapped handle that is released keeps its
+ * memory until the last unmap, as on a device. */
 
 #include "region.h"
 
@@ -18,7 +18,7 @@ int pya_hc_vmm_set_access(
     uintptr_t start, size_t size, const struct cuda_access_desc *descs, size_t n_descs);
 int pya_hc_vmm_get_access(uintptr_t address, const struct cuda_location *location, uint64_t *flags);
 int pya_hc_vmm_prop(uint64_t id, struct cuda_vmm_prop *out);
-/* A POSIX file descriptor for a handle that was made to be exported. */
+/* A POSIX file descriptor for a handle that was created as exportable. */
 int pya_hc_vmm_export(uint64_t id, int type, int *out);
 int pya_hc_vmm_import(int fd, int type, uint64_t *out);
 

@@ -1,9 +1,9 @@
-/* A library of its own, preloaded by dry runs only: what torch's allocators hand out begins with zeros.  What no kernel
- * computed then reads as zero, in every run and on every allocator, and not as whatever lay there before: indices lie
- * within, nothing is NaN, sizes are small.
+/* A separate library, preloaded only by dry runs: blocks of torch's allocators start as zeros.  What no kernel computed
+ * then reads as zero, in every run and on every allocator, instead of as leftovers: indices are in range, nothing is NaN,
+ * sizes are small.
  *
- * torch tells its profiler of every block through a function of libc10, which is found here first; pyalloc's bridge does
- * the same where it is asked to. */
+ * torch reports every block to its profiler through a function of libc10, which we replace; pyalloc's bridge calls it too
+ * when asked to. */
 
 #define _GNU_SOURCE
 #include "bytes.h"
@@ -15,7 +15,7 @@
 
 enum { CUDA = 1 };
 
-/* A large block is many pages with a call each, and nobody reads all of it back. */
+/* Only this much of a block is zeroed: a large one has many pages with a call each, and nobody reads all of it back. */
 #define MOST ((int64_t)16 << 20)
 
 struct c10_device {
@@ -33,7 +33,7 @@ typedef void (*report_fn)(
 bool pya_hostcuda_wants_reports(void);
 void REPORT(void *ptr, int64_t delta, size_t allocated, size_t reserved, struct c10_device device);
 
-/* torch's own, which lies behind this one wherever libraries are searched. */
+/* torch's own function, which comes after ours in the search order. */
 static report_fn
 zeros_find(void) {
     static _Atomic(report_fn) known;
@@ -59,7 +59,7 @@ REPORT(void *ptr, int64_t delta, size_t allocated, size_t reserved, struct c10_d
     }
 }
 
-/* For an allocator that asks before it reports, in place of c10::memoryProfilingEnabled(). */
+/* Replaces c10::memoryProfilingEnabled() for an allocator that asks before it reports. */
 bool
 pya_hostcuda_wants_reports(void) {
     return true;
