@@ -1,6 +1,6 @@
-/* Additive attention.  Forward keeps the probabilities; backward computes the tanh again, so that
- * per step only the projected query and the probabilities need to live. One unit of work is one
- * batch entry: its keys and values stream through once per query. */
+/* Additive attention.  The forward keeps the probabilities; the backward recomputes the tanh, so that per step only the
+ * projected query and the probabilities must be kept.  One unit of work is one batch entry: its keys and values are read
+ * once per query. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,12 +23,12 @@ additive_is_on(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s) {
     return a->mask == NULL || a->mask[b * a->mask_b + s * a->mask_s] != 0;
 }
 
-/* The tanh keeps the arithmetic busy while memory idles, the rows of values the other way round: a
- * loop over tanh asks for n_lines of the rows that are wanted next. Into the nearest cache, though they are
- * soon pushed out to the next one: asking for that one directly was a sixth slower (Zen 4). */
+/* The tanh keeps the arithmetic busy while memory idles; rows of values do the opposite.  So each vector of a loop over tanh
+ * prefetches n_lines of the rows that are needed next.  It fetches into L1, although they are soon evicted to L2: fetching
+ * directly into L2 was a sixth slower (Zen 4). */
 struct additive_ahead {
     const char *p;
-    ptrdiff_t n_lines; /* for each vector of the loop */
+    ptrdiff_t n_lines; /* per vector of the loop */
 };
 
 static inline void
@@ -69,7 +69,7 @@ additive_score(
     return v_hsum(sum);
 }
 
-/* How many of n numbers come before the first whole vector's boundary. */
+/* How many of n numbers come before the first vector-aligned address. */
 static inline ptrdiff_t
 additive_lead(const real *p, ptrdiff_t n) {
     const uintptr_t past = (uintptr_t)p % (VW * sizeof(real)) / sizeof(real);
@@ -77,7 +77,7 @@ additive_lead(const real *p, ptrdiff_t n) {
     return lead < n ? lead : n;
 }
 
-/* y = p x, past the caches if so asked, or y += p x */
+/* add: y += p x; otherwise y = p x, stored past the caches if past_cache */
 static inline void
 additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_cache) {
     const vr pv = v_set(p);
@@ -99,12 +99,12 @@ additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_c
     }
 }
 
-/* Memory that will be wanted; empty: none. */
+/* Memory to prefetch; empty: none. */
 struct additive_stretch {
     const char *p, *end;
 };
 
-/* Rows of values that are added together, so that their sum is loaded and stored once for all of them. */
+/* Rows of values that are added together, so that y is loaded and stored once for all of them. */
 enum { GROUP_ROWS = 4 };
 struct additive_group {
     const real *rows[GROUP_ROWS];
@@ -112,7 +112,7 @@ struct additive_group {
     int n;
 };
 
-/* n lanes of y and the group's sum, in the order of the rows */
+/* One vector of y plus the group's sum, added in the order of the rows */
 static inline __attribute__((always_inline)) vr
 additive_group_vector(
     const real *const rows[GROUP_ROWS], const vr weights[GROUP_ROWS], ptrdiff_t k, vr y, int n) {
@@ -123,7 +123,7 @@ additive_group_vector(
     return y;
 }
 
-/* y += the group's sum, n numbers; meanwhile memory that will be wanted is asked for. */
+/* y += the group's sum, n numbers; prefetches the stretch meanwhile. */
 static inline void
 additive_group_add(
     const struct additive_group *x, real *y, ptrdiff_t n, struct additive_stretch ask) {
@@ -141,7 +141,7 @@ additive_group_add(
         weights[i] = v_set(x->weights[i]);
     }
     const ptrdiff_t lines = (ask.end - ask.p) / 64;
-    const ptrdiff_t step = lines / (n / VW + 1) + 1; /* for each vector */
+    const ptrdiff_t step = lines / (n / VW + 1) + 1; /* per vector */
     ptrdiff_t k = 0;
     for (; k + VW <= n; k += VW) {
         for (ptrdiff_t i = 0; i < step && ask.p < ask.end; i++, ask.p += 64) {
@@ -169,7 +169,7 @@ additive_weights(real *weights, const real *p, ptrdiff_t n, real top) {
     return sum;
 }
 
-/* Scores to probabilities in place; a row without any s that takes part becomes zeros. */
+/* Turns scores into probabilities in place; a row whose keys are all masked becomes zeros. */
 static inline void
 additive_softmax(const struct pya_ops_additive *a, ptrdiff_t b, real *p) {
     const ptrdiff_t n = (ptrdiff_t)a->n_s;
@@ -192,8 +192,8 @@ additive_softmax(const struct pya_ops_additive *a, ptrdiff_t b, real *p) {
     }
 }
 
-/* Units a thread takes at once: runs, so that what is asked for ahead, by us or by the processor, is mostly for the
- * same thread; single ones where there are few. */
+/* Units a thread takes at once.  Runs of units, so that what we or the processor prefetch is mostly for the same thread; single
+ * units if there are few. */
 static inline int
 additive_run(ptrdiff_t units, int n_threads) {
     return units >= 16 * (ptrdiff_t)n_threads ? 4 : 1;
@@ -201,12 +201,12 @@ additive_run(ptrdiff_t units, int n_threads) {
 
 enum {
     BLOCK_ROWS = 256,
-    BLOCK_BYTES = 256 << 10, /* well below a second cache, which the keys that come next share */
+    BLOCK_BYTES = 256 << 10, /* well below an L2 cache, which the next keys share */
     STREAMED_BYTES = 32 << 20,
 };
 
-/* Keys that are scored before their rows of values are added: few enough for those to be still near. By an entry's
- * own sizes alone, so that its sums do not depend on the batch. */
+/* Keys that are scored before their rows of values are added: few enough for those to be still in cache.  Depends only on an
+ * entry's own sizes, so that its sums do not depend on the batch. */
 static inline ptrdiff_t
 additive_block(const struct pya_ops_additive *a) {
     const int64_t fit = BLOCK_BYTES / ((a->n_h + a->n_e) * (int64_t)sizeof(real));
@@ -214,8 +214,8 @@ additive_block(const struct pya_ops_additive *a) {
     return rows < GROUP_ROWS ? GROUP_ROWS : rows;
 }
 
-/* More than caches hold, so that keys come from memory, which rests while rows of values are added, and no hardware
- * prefetcher knows of the next block. */
+/* Is there more than the caches hold?  Then keys come from memory, which is idle while rows of values are added, and no
+ * hardware prefetcher knows the next block. */
 static inline bool
 additive_is_streamed(const struct pya_ops_additive *a) {
     return VW > 1 && a->keys.i == a->n_h &&
@@ -242,12 +242,12 @@ additive_scale(real *y, ptrdiff_t n, real factor) {
     }
 }
 
-/* One query's keys from begin to end. */
+/* Keys begin .. end - 1 for one query. */
 struct additive_span {
     ptrdiff_t b, q, begin, end;
 };
 
-/* Scores, -inf where hidden, and the largest; of NaN nothing is said. */
+/* Writes the scores, -inf for masked keys, and returns the largest; with NaN among them, any number. */
 static inline real
 additive_scores(const struct pya_ops_additive *a, struct additive_span x, real *p) {
     const real *query = additive_row(a->query, x.q, x.b);
@@ -264,7 +264,7 @@ additive_scores(const struct pya_ops_additive *a, struct additive_span x, real *
     return best;
 }
 
-/* y += the weighted rows of values; weights are those of the span. */
+/* y += the weighted rows of values; weights start at the span's begin. */
 static inline void
 additive_add_rows(
     const struct pya_ops_additive *a, struct additive_span x, const real *weights, real *y) {
@@ -276,7 +276,7 @@ additive_add_rows(
     struct additive_group group = {.n = 0};
     for (ptrdiff_t s = x.begin; s < x.end; s++) {
         const real weight = weights[s - x.begin];
-        if (!(weight <= 0)) { /* what is hidden may hold anything; a NaN counts */
+        if (!(weight <= 0)) { /* skip masked rows, which may hold anything; a NaN weight counts */
             group.rows[group.n] = additive_row(a->values, s, x.b);
             group.weights[group.n++] = weight;
         }
@@ -289,7 +289,7 @@ additive_add_rows(
     }
 }
 
-/* Many keys, in blocks: y is the sum of exp(score - top) values, top the largest score so far. */
+/* Many keys, in blocks: y is the sum of exp(score - top) * values, where top is the largest score so far. */
 static void
 additive_forward_blocks(
     const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q, real *p, real *y) {
@@ -353,8 +353,8 @@ struct additive_key {
     real ds;
 };
 
-/* One vector of what the tanh of a key row contributes: ds t to d_v, ds v (1 - t^2) to d_query and
- * d_key.  n: lanes that exist; stream: d_key is aligned and goes past the caches. */
+/* One vector of what the tanh t of a key row contributes: ds t to d_v, and ds v (1 - t^2) to d_query and d_key.
+ * n: lanes that exist; stream: d_key is aligned and stored past the caches. */
 static inline __attribute__((always_inline)) void
 additive_key_vector(
     const struct additive_key *x, struct additive_sinks to, ptrdiff_t k, int n, bool stream) {

@@ -1,5 +1,5 @@
 #pragma once
-/* What an op is called with: the same structures on the host and, by value, in the CUDA kernels.
+/* The arguments of the ops: the same structures on the host and, by value, in the CUDA kernels.
  * Floor 0. */
 #ifdef __CUDACC_RTC__
 typedef signed int int32_t;
@@ -11,9 +11,9 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
-/* Bytes of shared memory that the kernels for tensor cores are launched with. */
+/* Bytes of dynamic shared memory with which the tensor-core kernels are launched. */
 enum { PYA_OPS_PAIR_BYTES = 98304, PYA_OPS_WEIGH_BYTES = 103424 };
-/* Attention's, for heads of up to 64 and up to 128 numbers. */
+/* The same for attention, with heads of up to 64 and up to 128 numbers. */
 enum {
     PYA_OPS_ATTENTION_FORWARD_64_BYTES = 81920,
     PYA_OPS_ATTENTION_FORWARD_128_BYTES = 98304,
@@ -21,7 +21,7 @@ enum {
     PYA_OPS_ATTENTION_BACKWARD_128_BYTES = 114688,
 };
 
-/* Parts of its keys that the last of a query's blocks puts together; more take a launch of their own. */
+/* Up to this many parts of the keys are merged by the last of a query's blocks; more take a launch of their own. */
 enum { PYA_OPS_MERGED_PARTS = 16, PYA_OPS_KEPT_OF = 16 };
 
 /* A matrix of rows (or numbers) addressed by two batch indices; strides in elements, 0 = shared. */
@@ -31,13 +31,13 @@ struct pya_ops_view {
 };
 
 /* PowerSpherical: value (l,t,D), loc (m,t,D), scale and log_weights (m,t); D is contiguous.
- * The two-index views use i for l or m.  NULL p: not wanted. */
+ * In views with two indices, i is l or m.  NULL p: not wanted. */
 struct pya_ops_ps {
     int64_t n_l, n_m, n_t, dim;
     struct pya_ops_view value, loc, scale, log_weights;
     void *out; /* log-prob (l,m,t), or for the mixture (l,t) with out_m unused */
     int64_t out_l, out_m, out_t;
-    const void *grad; /* of out, its own strides */
+    const void *grad; /* gradient of out, with strides of its own */
     int64_t grad_l, grad_m, grad_t;
     struct pya_ops_view d_value, d_loc, d_scale, d_log_weights;
     void *workspace;   /* pya_ops_cuda_ps_room() numbers, CUDA's backward only */
@@ -60,7 +60,7 @@ struct pya_ops_additive {
     void *d_v; /* [n_b][n_h], one partial sum per batch entry */
     /* CUDA only: forward pya_ops_cuda_additive_room() numbers, backward [n_b][n_q][n_s] */
     void *workspace;
-    /* set by the launcher: parts of the keys; rows of values in KEPT_OF that may stay in the second cache */
+    /* set by the launcher: parts of the keys; n_kept of every KEPT_OF rows of values may stay in the L2 cache */
     int64_t n_parts, n_kept;
     int32_t accumulate; /* nonzero: d_keys and d_values are added to */
     int32_t dtype;
@@ -73,7 +73,7 @@ struct pya_ops_heads {
     int64_t b, h, s;
 };
 
-/* Scores' companions: bias, mask and the gradient of the bias; stride 0 = shared. */
+/* Bias, mask or gradient of the bias: addressed like scores; stride 0 = shared. */
 struct pya_ops_scores {
     void *p;
     int64_t b, h, q, k;
@@ -83,8 +83,8 @@ struct pya_ops_scores {
 struct pya_ops_attention {
     int64_t n_b, n_h, n_kv, n_q, n_k, dim, dim_v;
     struct pya_ops_heads q, k, v, out;
-    /* [n_b][n_h][2][n_q]: each row's largest score in units of log 2, and 1 / (sum of exp2(score - largest)), 0 where a row sees
-     * nothing.  NULL: not wanted (CPU). */
+    /* [n_b][n_h][2][n_q]: per row the largest score in units of log 2, and 1 / (sum of exp2(score - largest)), 0 if a row sees
+     * no key.  NULL: not wanted (CPU). */
     void *stats;
     struct pya_ops_scores bias, mask /* bytes */;
     double scale, dropout;
@@ -96,6 +96,6 @@ struct pya_ops_attention {
     int32_t causal;     /* query i sees keys 0..i */
     int32_t dtype;
     int32_t n_threads;
-    /* set by CUDA's launcher: no two scores share a number of d_bias, which then comes with d_q */
+    /* set by CUDA's launcher: each element of d_bias belongs to a single score; it is then computed together with d_q */
     int32_t owns_bias;
 };

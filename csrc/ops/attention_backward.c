@@ -1,10 +1,10 @@
-/* Scaled dot-product attention, backward: scores are computed again block by block from each
- * row's kept maximum and sum.  With P the probabilities, M the dropout factors and delta = sum(dO * O):
+/* Scaled dot-product attention, backward: recomputes the scores block by block from each row's maximum and sum, which the
+ * forward kept.  With P the probabilities, M the dropout factors and delta = sum(dO * O):
  *   dV = (P M)^T dO, dS = P (M dO V^T - delta), dQ = scale dS K, dK = scale dS^T Q, dBias = dS. */
 #include "attention_drop.h"
 #include "attention_tile.h"
 
-/* A unit's share: heads of one key head (or of all that share a bias), some queries, some keys. */
+/* A unit's share: heads of one key head (or of all that share a bias), with ranges of queries and keys. */
 struct backward_range {
     ptrdiff_t b0, b1, kv0, kv1, q0, q1, k0, k1;
     bool want_q, want_kv; /* want_q includes the gradient of the bias */
@@ -57,7 +57,7 @@ backward_load_queries(
     pack_rows(w->grad, w->ldv, grad, a->grad.s, x.nq, dv, pack_round(dv, VW));
     for (int i = 0; i < ATT_Q; i++) {
         w->delta[i] = 0;
-        w->top[i] = (real)INFINITY; /* a query that is missing: P = 0 */
+        w->top[i] = (real)INFINITY; /* missing query: P = 0 */
         w->inverse[i] = 0;
         if (i >= x.nq) {
             continue;
@@ -75,7 +75,7 @@ backward_load_queries(
     }
 }
 
-/* Scores to P (dropped where dropout says so) in s, and dS in dp. */
+/* Turns scores into P in s, with dropout applied, and writes dS to dp. */
 static inline void
 backward_scores(const struct pya_ops_attention *a, struct backward_scratch *w, struct att_block x) {
     const uint32_t seed = att_seed(a, x);
@@ -271,9 +271,9 @@ backward_run(const struct pya_ops_attention *a, struct backward_plan plan) {
     return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
 }
 
-/* Enough heads: each is one unit and every product is made once.  Too few: queries and keys are cut
- * in two passes that both compute the scores.  Heads that share a gradient of the bias stay in one
- * unit, so that it is summed in a fixed order without locks. */
+/* If there are enough heads, each is one unit and every product is computed once.  If not, queries and keys are cut in two
+ * passes that both compute the scores.  Heads that share a gradient of the bias stay in one unit, so that it is summed in a
+ * fixed order without locks. */
 int
 PYA_FN(pya_attention_backward)(const struct pya_ops_attention *a) {
     const bool bias = a->d_bias.p != NULL;

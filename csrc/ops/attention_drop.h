@@ -2,7 +2,7 @@
 /* Dropout of scaled attention's probabilities.  Floor 2. */
 #include "attention_tile.h"
 
-/* A counter-based coin: the same for (seed, head, query, key) in forward and backward. */
+/* A counter-based random number: the same for (seed, head, query, key) in forward and backward. */
 static inline uint32_t
 att_mix(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
@@ -16,7 +16,7 @@ att_seed(const struct pya_ops_attention *a, struct att_block x) {
     return att_mix(att_mix((uint32_t)a->seed + head) ^ (uint32_t)(a->seed >> 32));
 }
 
-/* 1 / (1 - dropout) where the score is kept, else 0 */
+/* 1 / (1 - dropout) if the score is kept, else 0 */
 static inline vr
 att_keep(const struct pya_ops_attention *a, uint32_t seed, ptrdiff_t q, ptrdiff_t k) {
     vi x = i_add(i_iota(), i_set((uint32_t)q));

@@ -1,5 +1,5 @@
-/* Scaled dot-product attention, forward: one block of queries passes over all keys, keeping the
- * running maximum and sum of each query; scores never leave the cache. */
+/* Scaled dot-product attention, forward: each block of queries passes over all keys, keeping the running maximum and sum of
+ * each query; scores never leave the cache. */
 #include "attention_drop.h"
 #include "attention_tile.h"
 
@@ -19,12 +19,12 @@ forward_carve(struct forward_scratch *w, struct pya_scratch *s, const struct pya
     w->sum = scratch_take(s, ATT_Q);
 }
 
-/* Vectors of queries taken together: with 8 lanes, two fill a cache line; with 16, one's maxima would wait for
- * one another. */
+/* Vectors of queries taken together.  Two with 8 lanes fill a cache line; with 16 lanes, a single vector's maxima would wait
+ * for one another. */
 enum { SOFTMAX_NV = VW == 8 ? 2 : VW == 16 ? 4 : 1 };
 
-/* Scores of nv vectors of queries from q on to unnormalised probabilities; earlier results are
- * rescaled where a maximum grew. */
+/* Turns scores of nv vectors of queries from q on into unnormalised probabilities; earlier results are rescaled where a maximum
+ * grew. */
 static inline __attribute__((always_inline)) void
 forward_softmax_lanes(
     struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v, int q, const int nv) {
@@ -51,13 +51,13 @@ forward_softmax_lanes(
     for (int j = 0; j < nv; j++) {
         real *top = w->top + q + j * VW;
         real *total = w->sum + q + j * VW;
-        /* v_exp2(0) is a rounding step above 1, which many blocks would multiply */
+        /* v_exp2(0) is one rounding step above 1; many blocks would multiply that error */
         const vr before = v_ld(top);
         shrink[j] = v_sel(m_eq(before, best[j]), v_set(1), v_exp2(v_sub(before, best[j])));
         v_st(top, best[j]);
         v_st(total, v_fma(v_ld(total), shrink[j], sum[j]));
     }
-    /* the first block has nothing to rescale: the product overwrites */
+    /* the first block has nothing to rescale: its product overwrites */
     for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
         for (int j = 0; j < nv; j++) {
             real *o = w->ot + d * ATT_LD + q + j * VW;
@@ -151,7 +151,7 @@ PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
         if (s.base != NULL) {
             forward_carve(&w, &s, a);
         }
-        /* the last block of queries is the longest under a causal mask: it goes first */
+        /* with a causal mask the last block of queries is the longest, so it goes first */
 #pragma omp for schedule(dynamic, 1)
         for (ptrdiff_t k = 0; k < heads * n_qb; k++) {
             ptrdiff_t head = k / n_qb;

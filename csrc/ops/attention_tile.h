@@ -1,7 +1,6 @@
 #pragma once
-/* Shared by scaled attention forward and backward.  Scores are kept transposed, keys in rows and
- * queries in lanes: K and V are then read as they lie, and the softmax's maxima and sums run down
- * the rows without shuffles.  Floor 1. */
+/* Shared by scaled attention forward and backward.  Scores are kept transposed, with keys in rows and queries in lanes: K and V
+ * can then be read in place, and the softmax's maxima and sums run down the rows without shuffles.  Floor 1. */
 #include <math.h>
 
 #include "kernels.h"
@@ -15,7 +14,7 @@ enum {
     ATT_LD = 64 + 16, /* row stride of a block of scores */
 };
 
-/* Scores are kept in units of log 2, so that a probability is one exp2 without a multiplication. */
+/* Scores are kept in units of log 2, so that a probability is an exp2 without a multiplication. */
 static const double att_log2e = 1.44269504088896341;
 
 static inline const real *
@@ -33,19 +32,19 @@ att_tile_size(const struct pya_ops_attention *a) {
     return (size_t)(a->n_k < ATT_K ? a->n_k : ATT_K) * ATT_LD;
 }
 
-/* One block of scores: which, and how much of it exists. */
+/* One block of scores: its position, and how much of it exists. */
 struct att_block {
     ptrdiff_t b, h, q0, k0;
     int nq, nk;
 };
 
-/* Where the largest scores of a block of queries are kept; a->n_q further on, the inverse sums. */
+/* Where the largest scores of a block of queries are stored; the inverse sums are a->n_q further on. */
 static inline real *
 att_tops(const struct pya_ops_attention *a, struct att_block x) {
     return (real *)a->stats + (x.b * (ptrdiff_t)a->n_h + x.h) * 2 * (ptrdiff_t)a->n_q + x.q0;
 }
 
-/* Keys a block of queries can see. */
+/* Number of keys that a block of queries can see. */
 static inline ptrdiff_t
 att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {
     ptrdiff_t end = (ptrdiff_t)a->n_k;
@@ -92,7 +91,7 @@ att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
     }
 }
 
-/* The transposed scores of one block, bias and masks applied. qt: [dim][ATT_LD], scaled by
+/* The transposed scores of one block, with bias and masks applied.  qt: [dim][ATT_LD], scaled by
  * scale / log 2. */
 static inline void
 att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s) {
@@ -117,7 +116,7 @@ att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt
     }
 }
 
-/* dst[d][q] = scale * rows[q][d], the missing lanes zero */
+/* dst[d][q] = scale * rows[q][d]; missing lanes are zero */
 static inline void
 att_pack_lanes(real *dst, const real *rows, ptrdiff_t row, int nq, ptrdiff_t d, real scale) {
     const int lanes = (int)pack_round(nq, VW);

@@ -41,7 +41,7 @@ pya_ops_cuda_error(void) {
     return driver_message;
 }
 
-/* Function pointers travel through memcpy: ISO C has no cast from an object pointer. */
+/* Function pointers are copied with memcpy: ISO C has no cast to them from an object pointer. */
 static bool
 driver_find(void *library, const char *name, void *function) {
     void *symbol = dlsym(library, name);
@@ -96,8 +96,8 @@ pya_ops_cuda_has(const struct pya_ops_target *to, const char *kernel) {
            driver.function(&function, (void *)(uintptr_t)to->module, kernel) == 0;
 }
 
-/* A new thread has no context yet, and torch's current device may be another: the module's is made
- * current, *before is what was. */
+/* A new thread has no context yet, and torch's current device may be another one.  So the module's context is made current;
+ * *before is the previous one. */
 static int
 driver_enter(const struct pya_ops_target *to, void **before) {
     int result = driver.get_context(before);

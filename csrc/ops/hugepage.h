@@ -1,7 +1,7 @@
 #pragma once
-/* Asks for large pages under a result that is about to be written for the first time: faulting in a
- * fresh 32 MiB result 4 KiB at a time costs as much as computing it.  Floor 1. */
+/* Asks for huge pages for a result that is about to be written for the first time: faulting in a fresh 32 MiB result
+ * 4 KiB at a time costs as much as computing it.  Floor 1. */
 #include <stddef.h>
 
-/* Small ranges are left alone; so is a machine that has no such call. */
+/* Does nothing for small ranges, or if the system has no such call. */
 void pya_hugepage_advise(void *p, size_t n_bytes);

@@ -1,6 +1,6 @@
 #pragma once
-/* The table of kernels each backend fills; ops.c picks one, but for the thin ones, which PowerSpherical's others call.
- * Floor 1. */
+/* The table of kernels that each backend fills; ops.c picks one.  Only the thin kernels are not in it: PowerSpherical's other
+ * kernels call them.  Floor 1. */
 #include "ops.h"
 
 struct pya_kernels {

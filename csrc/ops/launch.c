@@ -1,4 +1,4 @@
-/* Grids of the CUDA kernels in cuda/, each stated beside its kernel there. */
+/* Grids of the CUDA kernels in cuda/; each is also stated there, beside its kernel. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -9,23 +9,23 @@
 enum {
     THREADS = 256,
     WARP = 32,
-    COLUMNS = 128,         /* of a row, that a warp of additive attention takes */
-    CHUNK_BLOCKS = 320,    /* of its forward */
-    KEPT_BYTES = 28 << 20, /* of keys and values, in a cache of 40 MB and more */
-    FEW_BLOCKS = 400,      /* of its gradients of keys, below which they are large */
+    COLUMNS = 128,         /* of a row that a warp of additive attention takes */
+    CHUNK_BLOCKS = 320,    /* blocks wanted in its forward */
+    KEPT_BYTES = 28 << 20, /* of keys and values to keep in an L2 cache of 40 MB and more */
+    FEW_BLOCKS = 400,      /* with fewer blocks, those of its gradients of keys are large */
     FEW_THREADS = 128,
     MANY_THREADS = 384,
     BIG = 128,
     SMALL = 64,
     WIDE = 64,
     MAX_WALKED = 65535,
-    TENSOR_DIM = 64,    /* the least D */
-    FULL_CARD = 96,     /* blocks */
-    CUT_TILES = 8,      /* the least of samples that are cut */
-    CUT_T = 16,         /* the most t */
-    FEW_WORK = 1 << 18, /* multiplications of a t that a block takes by pairs */
+    TENSOR_DIM = 64,    /* least D for tensor cores */
+    FULL_CARD = 96,     /* blocks that keep a card busy */
+    CUT_TILES = 8,      /* least number of tiles of samples to cut */
+    CUT_T = 16,         /* largest n_t to cut for */
+    FEW_WORK = 1 << 18, /* most multiplications of a t that a block computes pair by pair */
     ATTENTION_THREADS = 128,
-    SPAN_TENSOR = 32, /* keys or queries of a tile of attention by tensor cores */
+    SPAN_TENSOR = 32, /* keys or queries in a tile of attention on tensor cores */
 };
 
 static uint64_t
@@ -33,7 +33,7 @@ launch_parts(int64_t n, int64_t step) {
     return (uint64_t)((n + step - 1) / step);
 }
 
-/* n_parts for each t; t's beyond the grid's limit are walked by the blocks */
+/* n_parts blocks for each t; a block loops over t's beyond the grid's limit */
 static struct pya_driver_grid
 launch_grid_ps(const struct pya_ops_ps *ps, uint64_t n_parts, uint32_t shared) {
     struct pya_driver_grid g = {
@@ -41,9 +41,9 @@ launch_grid_ps(const struct pya_ops_ps *ps, uint64_t n_parts, uint32_t shared) {
     return g;
 }
 
-/* From 64 dimensions on, three TF32 products err less than a sum in fp32, whose roundings grow with its
- * length (tests/ops/test_cuda_tensor.py measures both); below, a log-probability is bound by memory.
- * The kernels for tensor cores count with 32 bits, one tile beyond the last row. */
+/* From 64 dimensions on, three TF32 products are more accurate than a sum in fp32, whose rounding errors grow with its length
+ * (tests/ops/test_cuda_tensor.py measures both).  With fewer dimensions, a log-probability is bound by memory.
+ * The tensor-core kernels count with 32 bits, up to one tile beyond the last row. */
 static bool
 launch_takes_tensor(
     const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name,
@@ -58,11 +58,11 @@ launch_has_pairs(const struct pya_ops_ps *ps, int64_t most) {
     return ps->n_l <= most && ps->n_m <= most && ps->n_l * ps->n_m <= most;
 }
 
-/* Kernels that make a t pair by pair, in more digits: a block a t where neither the t nor their pairs would keep a card
- * busy, a warp a t where no t has more pairs than a warp has threads. */
+/* Kernels that compute a t pair by pair, with more digits.  One block per t if neither the t's nor their pairs would keep a
+ * card busy; one warp per t if no t has more pairs than a warp has threads. */
 struct launch_thin {
     const char *forward, *backward;
-    int64_t threads; /* of a t; 0: its pairs are too many */
+    int64_t threads; /* per t; 0: too many pairs for these kernels */
 };
 
 static struct launch_thin
@@ -105,8 +105,8 @@ launch_is_of_components(const struct pya_ops_ps *ps) {
     return ps->d_loc.p != NULL || ps->d_scale.p != NULL || ps->d_log_weights.p != NULL;
 }
 
-/* One block for each t makes all gradients from one set of weights where that leaves no card idle or
- * loses no work; else blocks for components and blocks for samples make the weights twice. */
+/* One block per t computes all gradients from one set of weights, if that keeps the card busy or saves work.  Otherwise
+ * separate blocks for components and for samples compute the weights twice. */
 static int
 launch_ps_backward_tensor(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
     const uint64_t parts = (launch_is_of_components(ps) ? launch_parts(ps->n_m, BIG) : 0) +
@@ -135,11 +135,11 @@ launch_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to)
     return status;
 }
 
-/* With few t and many samples a block would go through all samples of its components alone.  To the kernels, chunks
- * of samples are then what t is otherwise; what each of them gives a component is added up afterwards. */
+/* With few t and many samples, a single block would go through all samples of its components.  So we cut the samples into
+ * chunks, which the kernels treat like different t; afterwards the chunks' contributions to a component are summed. */
 struct launch_cut {
-    int64_t rows; /* of a chunk; the last may have fewer */
-    int64_t n;    /* chunks; 1: nothing is cut */
+    int64_t rows; /* in a chunk; the last may have fewer */
+    int64_t n;    /* chunks; 1: not cut */
 };
 
 static struct launch_cut
@@ -173,7 +173,7 @@ launch_view_at(struct pya_ops_view v, int64_t i, int64_t t) {
     return v;
 }
 
-/* What chunk c makes of component m is at (m, c). */
+/* What chunk c contributes to component m is at (m, c). */
 struct launch_sums {
     struct pya_ops_view loc, scale, log_weights;
 };
@@ -197,7 +197,7 @@ launch_sums(const struct pya_ops_ps *ps, int64_t n) {
     return sums;
 }
 
-/* The n chunks from c on of one t as a problem of n t's. */
+/* Chunks c .. c + n - 1 of one t, as a problem with n t's. */
 static struct pya_ops_ps
 launch_chunks(const struct pya_ops_ps *ps, struct launch_cut cut, int64_t t, int64_t c, int64_t n) {
     const struct launch_sums sums = launch_sums(ps, cut.n);
@@ -279,7 +279,7 @@ launch_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* As many as the card can have under way, none smaller than a block has warps, none larger than it has threads. */
+/* As many parts as the card can run at once, of at least as many keys as a block has warps, and at most as it has threads. */
 static int64_t
 launch_key_parts(const struct pya_ops_additive *a) {
     const int64_t wanted = launch_most(CHUNK_BLOCKS / launch_most(a->n_q * a->n_b, 1), 1);
@@ -288,7 +288,7 @@ launch_key_parts(const struct pya_ops_additive *a) {
     return launch_most((int64_t)launch_parts(a->n_s, taken), 1);
 }
 
-/* Numbers of a row, and rows of probabilities, are counted with 32 bits, up to a block beyond the last; of a gradient of
+/* Numbers in a row, and rows of probabilities, are counted with 32 bits up to one block beyond the last; in a gradient of
  * values up to four times as far. */
 static bool
 launch_counts(const struct pya_ops_additive *a) {
@@ -297,8 +297,8 @@ launch_counts(const struct pya_ops_additive *a) {
     return a->n_h <= most && a->n_e <= most / 4 && queries <= most && a->n_s <= most / queries;
 }
 
-/* Steps of a decoder read the same keys and values: keys first, as many rows of values as there is room for are to be
- * found again. */
+/* The steps of a decoder read the same keys and values, so the L2 cache should keep them: all keys first, then as many rows of
+ * values as fit. */
 static int64_t
 launch_kept(const struct pya_ops_additive *a) {
     const int64_t rows = a->n_b * a->n_s;
@@ -351,7 +351,7 @@ pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct py
     return status;
 }
 
-/* The kernels for tensor cores, one for each size of head; bytes of shared memory with each. */
+/* The tensor-core kernels, one per size of head, with the bytes of shared memory each needs. */
 struct launch_attention {
     struct {
         const char *forward, *backward_q, *backward_keys, *backward_bias;
@@ -372,7 +372,7 @@ static const struct launch_attention attention_128 = {
     PYA_OPS_ATTENTION_BACKWARD_128_BYTES,
 };
 
-/* NULL: larger heads, or longer sequences than are counted with 32 bits, one tile beyond the end. */
+/* NULL for larger heads, or sequences too long to count with 32 bits up to one tile beyond the end. */
 static const struct launch_attention *
 launch_attention_tensor(const struct pya_ops_attention *a) {
     const int64_t most = INT32_MAX - BIG;
@@ -421,7 +421,7 @@ launch_steps(
     return status;
 }
 
-/* Blocks of the gradient of the bias, each of a tile of so many keys. */
+/* Number of blocks for the gradient of the bias, each with a tile of this many keys. */
 static uint64_t
 launch_bias_blocks(const struct pya_ops_attention *a, int64_t keys) {
     const struct pya_ops_scores o = a->d_bias;
@@ -430,7 +430,7 @@ launch_bias_blocks(const struct pya_ops_attention *a, int64_t keys) {
            (o.q != 0 ? launch_parts(a->n_q, SMALL) : 1) * slices;
 }
 
-/* What is shared has stride 0. */
+/* Is no element of d_bias shared?  A shared one has a stride of 0. */
 static bool
 launch_owns_bias(const struct pya_ops_attention *a) {
     const struct pya_ops_scores o = a->d_bias;

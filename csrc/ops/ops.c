@@ -1,4 +1,4 @@
-/* Picks the kernel table for a call and checks what a caller can get wrong. */
+/* Picks the kernel table for a call and checks the caller's mistakes. */
 #include "ops.h"
 
 #include <stdbool.h>
@@ -53,7 +53,7 @@ ops_item_bytes(int32_t dtype) {
     return dtype == PYA_OPS_F64 ? 8 : 4;
 }
 
-/* Only where the view covers its rows without holes is its extent known to be ours. */
+/* Only if the view covers its rows without holes do we know that its whole extent is ours. */
 static void
 ops_advise_rows(const struct pya_ops_ps *ps, struct pya_ops_view v, int64_t rows) {
     if (v.t == ps->dim && v.i == ps->n_t * ps->dim) {

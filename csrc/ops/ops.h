@@ -1,7 +1,7 @@
 #pragma once
-/* The C interface of libpyalloc_ops: fused CPU ops.  Callers pass pointers and element strides; no
- * framework type appears here.  Every function is thread-safe, allocates only scratch of a size
- * independent of the batch, and gives bitwise equal results for equal inputs.  Floor 1. */
+/* The C interface of libpyalloc_ops: fused CPU ops.  Callers pass pointers and element strides; no framework type appears
+ * here.  Every function is thread-safe, allocates only scratch whose size does not depend on the batch, and gives
+ * bitwise equal results for equal inputs.  Floor 1. */
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -33,7 +33,7 @@ typedef enum pya_ops_dtype {
 
 PYA_OPS_API int pya_ops_ps_forward(const struct pya_ops_ps *ps);
 PYA_OPS_API int pya_ops_ps_backward(const struct pya_ops_ps *ps);
-/* out is read by the backward of the mixture: it is all that is kept from the forward. */
+/* The mixture's backward reads out; nothing else of the forward is kept. */
 PYA_OPS_API int pya_ops_ps_mixture_forward(const struct pya_ops_ps *ps);
 PYA_OPS_API int pya_ops_ps_mixture_backward(const struct pya_ops_ps *ps);
 
@@ -43,29 +43,29 @@ PYA_OPS_API int pya_ops_additive_backward(const struct pya_ops_additive *a);
 PYA_OPS_API int pya_ops_attention_forward(const struct pya_ops_attention *a);
 PYA_OPS_API int pya_ops_attention_backward(const struct pya_ops_attention *a);
 
-/* --- CUDA, through the driver; nothing is linked, libcuda is opened when asked for ------------- */
+/* --- CUDA, through the driver; nothing is linked, libcuda is opened on request ----------------- */
 
-/* Where kernels go: a module, one of the streams of the context it was loaded in, that context. */
+/* Where kernels run: a module, the context that it was loaded in, and a stream of that context. */
 struct pya_ops_target {
     uint64_t module;
     void *stream;
     void *context;
 };
 
-/* path NULL: libcuda.so.1.  A second call with another path takes that one. */
+/* path NULL: libcuda.so.1.  A second call with another path switches to that library. */
 PYA_OPS_API int pya_ops_cuda_open(const char *path);
-/* image: a fatbin, cubin or PTX, loaded in the thread's context; module and context of *to are written
- * on success only.  Launches work from any thread, whatever its context is. */
+/* image: a fatbin, cubin or PTX, loaded in the thread's context.  On success sets module and context of *to; otherwise *to
+ * is unchanged.  Launches work from any thread, whatever its context is. */
 PYA_OPS_API int pya_ops_cuda_load(const void *image, struct pya_ops_target *to);
-/* Whether the module has such a kernel: those for tensor cores are not made for every device.  Asking
- * also has a driver that loads lazily load it, which it may not do while a stream is captured. */
+/* Does the module have this kernel?  Those for tensor cores are not built for every device.  With lazy loading, asking also
+ * loads the kernel, which the driver may not do while a stream is captured. */
 PYA_OPS_API bool pya_ops_cuda_has(const struct pya_ops_target *to, const char *kernel);
-/* The driver's last refusal in this thread, for messages: its number and the call. */
+/* The driver's last error in this thread, for messages: its number and the call. */
 PYA_OPS_API const char *pya_ops_cuda_error(void);
 
 PYA_OPS_API int
 pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target *to);
-/* How many numbers the backward's workspace has to have; 0: none is needed. */
+/* How many numbers the backward's workspace needs; 0: none. */
 PYA_OPS_API int64_t pya_ops_cuda_ps_room(const struct pya_ops_ps *ps);
 PYA_OPS_API int64_t pya_ops_cuda_additive_room(const struct pya_ops_additive *a);
 PYA_OPS_API int
@@ -79,8 +79,8 @@ pya_ops_cuda_attention_forward(const struct pya_ops_attention *a, const struct p
 PYA_OPS_API int
 pya_ops_cuda_attention_backward(const struct pya_ops_attention *a, const struct pya_ops_target *to);
 
-/* Widest instruction set this machine and this build both have; the one in use; choose a narrower
- * one (tests, measurements). */
+/* best: the widest instruction set that both this machine and this build have; current: the one in use; select: chooses a
+ * narrower one (for tests and measurements). */
 PYA_OPS_API int pya_ops_isa_best(void);
 PYA_OPS_API int pya_ops_isa_current(void);
 PYA_OPS_API int pya_ops_isa_select(int isa);

@@ -1,5 +1,5 @@
 #pragma once
-/* Scratch memory and the copies that bring strided rows into it.  Floor 1. */
+/* Scratch memory, and copying strided rows into it.  Floor 1. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "simd.h"
 
-/* Carves one allocation into cache-line aligned arrays. */
+/* Splits one allocation into cache-line aligned arrays. */
 struct pya_scratch {
     char *base;
     size_t used;
@@ -18,7 +18,7 @@ pack_bytes(size_t n) {
     return (n * sizeof(real) + 63) / 64 * 64;
 }
 
-/* With base NULL it only adds up the size, so that one function both measures and carves. */
+/* If base is NULL it only adds up the size, so that one function both measures and allocates. */
 static inline real *
 scratch_take(struct pya_scratch *s, size_t n) {
     char *p = s->base != NULL ? s->base + s->used : NULL;
@@ -26,12 +26,12 @@ scratch_take(struct pya_scratch *s, size_t n) {
     return (real *)(void *)p;
 }
 
-/* Small problems find their scratch on the stack: asking the heap costs more than their sums. */
+/* Small problems keep their scratch on the stack: asking the heap costs more than computing them. */
 struct pya_scratch_local {
     _Alignas(64) char bytes[96 << 10];
 };
 
-/* base for s->used bytes, as measured, of which nothing is taken yet; NULL: no memory */
+/* Call it after measuring: sets base to s->used bytes and used back to 0.  base NULL: out of memory. */
 static inline void
 scratch_begin(struct pya_scratch *s, struct pya_scratch_local *local) {
     const bool fits = s->used <= sizeof local->bytes;
@@ -51,7 +51,7 @@ pack_round(ptrdiff_t n, ptrdiff_t step) {
     return (n + step - 1) / step * step;
 }
 
-/* A row stride that is an odd number of cache lines: rows then spread over all cache sets. */
+/* A row stride of an odd number of cache lines, so that rows spread over all cache sets. */
 static inline ptrdiff_t
 pack_stride(ptrdiff_t n) {
     ptrdiff_t line = 64 / (ptrdiff_t)sizeof(real);
@@ -59,8 +59,8 @@ pack_stride(ptrdiff_t n) {
     return (lines | 1) * line;
 }
 
-/* Rows of one t lie far apart, where no hardware prefetcher follows, while the next unit of work
- * mostly wants what lies just behind each of them: ask for it while this unit computes. */
+/* Rows of one t are far apart, so no hardware prefetcher follows.  The next unit of work mostly needs what comes right after
+ * each of them: prefetch it while this unit computes. */
 static inline void
 pack_prefetch(const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n) {
     const ptrdiff_t line = 64 / (ptrdiff_t)sizeof(real);
@@ -71,7 +71,7 @@ pack_prefetch(const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n) {
     }
 }
 
-/* The same of the step-th of n_steps parts of the rows.  All at once would wait for memory, with nothing computed. */
+/* The same for part `step` of n_steps of the rows.  Prefetching all at once would wait for memory without computing. */
 struct pack_part {
     int step, n_steps;
 };
@@ -84,7 +84,7 @@ pack_prefetch_part(
     pack_prefetch(src + begin * src_row, src_row, end - begin, n);
 }
 
-/* rows x n, source rows src_row apart; the tail up to padded is zero */
+/* rows x n; source rows are src_row apart; columns n..padded are set to zero */
 static inline void
 pack_rows(
     real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,

@@ -1,11 +1,11 @@
 #pragma once
-/* Rows to columns, between the caller's memory and scratch.  Floor 1. */
+/* Transposing copies between the caller's memory and scratch.  Floor 1. */
 #include <stddef.h>
 
 #include "simd.h"
 
 #if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
-/* Eight numbers of each of eight rows, as the columns. */
+/* Loads eight numbers of each of eight rows, transposed: out[j] is column j. */
 static inline __attribute__((always_inline)) void
 pack_columns_8x8(__m256 out[8], const real *src, ptrdiff_t src_row) {
     __m256 r[8];
@@ -63,7 +63,7 @@ pack_transpose(
 #if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
     i8 = rows / 8 * 8;
     j0 = n / 8 * 8;
-    /* whole rows of the side whose rows lie further apart: fewer lines in flight for each cache set */
+    /* walk along whole rows of the side with the larger row stride: fewer lines compete for each cache set */
     if (dst_row > src_row) {
         for (ptrdiff_t j = 0; j < j0; j += 8) {
             for (ptrdiff_t i = 0; i < i8; i += 8) {
@@ -88,7 +88,7 @@ pack_transpose(
     }
 }
 
-/* dst[j][i] += scale * src[i][j] for rows x n, rounded once where the processor can */
+/* dst[j][i] += scale * src[i][j] for rows x n, with one rounding if the processor has FMA */
 static inline void
 pack_add_transposed(
     real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,

@@ -1,8 +1,8 @@
-/* Gradients of the PowerSpherical log-probability and of its mixture.  With G the gradient of each
- * log-probability (for the mixture G = grad * exp(a + L - F), made on the fly) and
+/* Gradients of the PowerSpherical log-probability and of its mixture.  With G the gradient of each log-probability (for the
+ * mixture G = grad * exp(a + L - F), computed on the fly) and
  * W = G kappa / (1 + u):
  *   d_loc = W^T value, d_value = W loc, d_kappa = sum G s with s = log y + h', d_a = sum G.
- * Cosines are computed again block by block; nothing of the size of G is kept. */
+ * Cosines are recomputed block by block; nothing of the size of G is kept. */
 #include "kernels.h"
 #include "pack_transpose.h"
 #include "ps_tile.h"
@@ -15,30 +15,30 @@ struct backward_range {
 #define NOT_COARSE ((real)2)
 #define LOG_2 0.69314718055994531
 
-/* In many dimensions most cosines are near 0.  log((1 + u) / 2) is then nearly -log 2, and what that leaves of a sum
- * with something like log 2 has all its digits only as log(1 + u).  NEAR takes the former, FAR the latter, EITHER
- * what is nearer to 0, GAPS too, but of cosines that are too coarse what stands for them. */
+/* In many dimensions most cosines are near 0.  log((1 + u) / 2) is then nearly -log 2, and its sum with something close to
+ * log 2 keeps all digits only if it is computed from log(1 + u).  NEAR uses the former, FAR the latter, EITHER whichever is
+ * nearer to 0. GAPS does as EITHER, with gaps in place of cosines that are too coarse. */
 enum backward_form { NEAR, FAR, EITHER, GAPS };
 
-/* Whether G are given, shares of a mixture whose components are all in the block, or of one that has more. */
+/* G is given; or shares of a mixture, with all its components in the block (SHARES) or not (PARTS). */
 enum backward_kind { GIVEN, SHARES, PARTS };
-enum { NEAR_DIMS = 64 }; /* under which a mixture does without the choice */
+enum { NEAR_DIMS = 64 }; /* with fewer dimensions SHARES use NEAR for EITHER */
 
-/* Rows (samples) of a block that are made together: what is made of them stays in the nearest cache, and the
- * components' sums in registers.  STRIP_LANES: rows of one column do not meet in a cache. */
+/* Rows (samples) of a block that are processed together: intermediate results stay in L1, and the components' sums in
+ * registers.  STRIP_LANES: the rows of one column do not collide in the cache. */
 enum { STRIP_ROWS = 8, STRIP_LANES = 128 + 16 };
 typedef real backward_lanes[STRIP_ROWS][STRIP_LANES] __attribute__((aligned(64)));
 struct backward_strip {
     int l, n, nm; /* the first row, how many, and the block's components */
     enum backward_form form;
-    backward_lanes gap; /* of GAPS: those of coarse cosines, and NOT_COARSE */
-    backward_lanes g;   /* G where it does not lie in whole vectors; of a mixture, its terms */
-    backward_lanes log; /* a mixture's backward_log() */
-    const real *rows[STRIP_ROWS]; /* of G, or the terms */
-    real amiss[STRIP_ROWS];       /* times this is what a mixture's terms lack, by their own sum */
+    backward_lanes gap;           /* for GAPS: those of coarse cosines, else NOT_COARSE */
+    backward_lanes g;             /* G if it is not in whole vectors; for a mixture, its terms */
+    backward_lanes log;           /* for a mixture, backward_log() */
+    const real *rows[STRIP_ROWS]; /* of G, or of the terms */
+    real amiss[STRIP_ROWS];       /* 1 / (sum of a mixture's terms) - 1 */
 };
 
-/* The cosine u, or the gap that stands for it; far: its logarithm is that of 1 + u. */
+/* The cosine u, or its gap; far: the logarithm is that of 1 + u. */
 struct backward_cosine {
     vr u, gap;
     vm coarse, far;
@@ -203,7 +203,7 @@ backward_form(
     return kind == SHARES && dim < NEAR_DIMS ? NEAR : EITHER;
 }
 
-/* The gaps of a row, and NOT_COARSE; which no neighbour can change. */
+/* Computes the gaps of a row, else NOT_COARSE, independently of neighbouring rows. */
 static void
 backward_refine(const struct ps_tile *w, struct backward_strip *s, int i, int dim) {
     const int l = s->l + i;
@@ -222,7 +222,7 @@ backward_refine(const struct ps_tile *w, struct backward_strip *s, int i, int di
     }
 }
 
-/* n numbers, stride apart, into a row padded with zeros to whole vectors */
+/* Copies n numbers, stride apart, into a row padded with zeros to whole vectors. */
 static inline void
 backward_gather(real *dst, const real *src, ptrdiff_t stride, int n) {
     for (int k = 0; k < n; k++) {
@@ -284,7 +284,7 @@ backward_weights(
     }
 }
 
-/* rows x dim of scratch, to be written or added to a gradient */
+/* rows x dim of scratch, to be stored in or added to a gradient */
 struct backward_rows {
     const real *p;
     ptrdiff_t row;
@@ -319,7 +319,7 @@ backward_write_rows(
     }
 }
 
-/* All the work of one block of samples against the packed block of components. */
+/* Everything for one block of samples against the packed block of components. */
 static void
 backward_pair(
     struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t l0, ptrdiff_t m0,
@@ -394,22 +394,22 @@ backward_unit(
         for (ptrdiff_t l0 = r->l0; l0 < r->l1; l0 += w->lb) {
             backward_pair(w, ps, t, l0, m0, r);
         }
-        /* the sums over samples are whole only where the unit saw all of them */
+        /* the sums over samples are complete only if the unit saw all of them */
         if (r->l0 == 0 && r->l1 == ps->n_l) {
             backward_finish(w, ps, t, m0, nm);
         }
     }
 }
 
-/* How the units cut the problem: whole t's when there are enough of them; else blocks of
- * components (for d_loc, d_scale, d_a), then blocks of samples (for d_value), at the price of one
- * more product.  The order of every sum is the same in both. */
+/* How the problem is cut into units.  If there are enough t's, a unit is a whole t.  Otherwise blocks of components (for d_loc,
+ * d_scale, d_a), then blocks of samples (for d_value), at the price of one more product.  Every sum has the same order in
+ * both. */
 struct backward_plan {
     ptrdiff_t block_l, block_m; /* rows per unit */
     bool want_value, want_loc;
 };
 
-/* The gradients of the t's from first to end. */
+/* Reads the given gradients of the t's from first to end. */
 static void
 backward_read_given(
     struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t first, ptrdiff_t end) {

@@ -1,18 +1,18 @@
 #pragma once
-/* Which cosines of PowerSpherical are too coarse, and what stands for them, here and in cuda/.  A density depends
- * on 1 + u, which a cosine near the antipode has lost in its rounding, and times a large kappa on 1 - u, lost
- * near the mode.  There the sum of products is made again with more digits, and both ends kept.  Floor 1. */
+/* Which cosines u of PowerSpherical are too coarse, and what replaces them, here and in cuda/.  A density depends on 1 + u,
+ * which rounding destroys near the antipode, and on 1 - u times kappa, which it destroys near the mode if kappa is large.
+ * There we recompute the dot product with more digits, and keep the digits at both ends.  Floor 1. */
 #include "tile.h"
 #ifndef __CUDACC_RTC__
 #include <math.h>
 #endif
 
 #ifndef PYA_SHARED
-#define PYA_SHARED static inline /* the kernels of cuda/ say more */
+#define PYA_SHARED static inline /* the kernels of cuda/ define it otherwise */
 #endif
 
-/* A cosine errs by a rounding step or, near +-1, by its own share of one that grows with the root of the
- * dimension; a gradient errs by that over 1 + u of itself.  The ratio of such an error to what is allowed. */
+/* The ratio of the error to the allowed error.  The error of a cosine is one rounding step or, near +-1, a fraction of one that
+ * grows with the root of the dimension; the relative error of a gradient is that divided by 1 + u. */
 PYA_SHARED double
 ps_coarseness(int64_t dim) {
 #ifdef PYA_REAL_F64
@@ -23,14 +23,14 @@ ps_coarseness(int64_t dim) {
     return step * fmax(1.0, 0.25 * sqrt((double)dim)) / 5e-7;
 }
 
-/* The cosine below which it is too coarse.  All are on the circle and the sphere, where many lie near -1. */
+/* Cosines below this are too coarse.  On the circle and the sphere all are, since many lie near -1. */
 PYA_SHARED real
 ps_low(int64_t dim) {
     return dim <= 3 && sizeof(real) == sizeof(float) ? (real)INFINITY
                                                      : (real)(-1 / (1 + ps_coarseness(dim)));
 }
 
-/* And the one above, where kappa times its error is too much of the log-probability h + kappa log y. */
+/* Cosines above this are too coarse: kappa times the error is too much for the log-probability h + kappa log y. */
 PYA_SHARED real
 ps_high(real coarseness, real kappa, real h) {
     const real size = h < 0 ? -h : h;
@@ -38,8 +38,8 @@ ps_high(real coarseness, real kappa, real h) {
     return high < 1 ? high : (real)INFINITY;
 }
 
-/* A cosine with all digits at both ends, as one number: 1 + u below 0, u - 1 elsewhere.  This one says that
- * 1 + u is 0 or less. */
+/* A gap: a cosine with all digits at both ends, in one number.  It is 1 + u for u < 0, and u - 1 otherwise.  PS_BEHIND says
+ * that 1 + u <= 0. */
 #define PS_BEHIND ((real)1e-37)
 
 PYA_SHARED real

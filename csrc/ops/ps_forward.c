@@ -4,7 +4,7 @@
 #include "pack_transpose.h"
 #include "ps_tile.h"
 
-/* Where the results of a register tile go: rows x lanes at out. */
+/* Where the results of a register tile go: rows x lanes. */
 struct ps_store {
     real *p;
     ptrdiff_t row, lane;
@@ -105,8 +105,8 @@ struct mixture_sums {
     int rows;
 };
 
-/* Folds rows of one register tile (components) into the running maximum and sum of its lanes
- * (samples). The reference point is kept finite so that a lane of only -inf stays -inf. */
+/* Folds the rows (components) of one register tile into the running maximum and sum of its lanes (samples).  The reference
+ * point is kept finite, so that a lane of only -inf stays -inf. */
 static inline __attribute__((always_inline)) void
 mixture_fold(const struct ps_tile *w, int m, real *u, struct mixture_sums to, bool gaps) {
     const int rows = to.rows;
@@ -133,7 +133,7 @@ mixture_fold(const struct ps_tile *w, int m, real *u, struct mixture_sums to, bo
     }
 }
 
-/* Adds the components m0.. to the sums of all samples of the block. */
+/* Adds the components from m0 on to the sums of all samples of the block. */
 static void
 mixture_components(
     struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t m0, int nl) {

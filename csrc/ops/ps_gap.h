@@ -1,5 +1,5 @@
 #pragma once
-/* Cosines of PowerSpherical by vectors, the coarse ones (ps_coarse.h) made again.  Floor 1.
+/* Vectors of PowerSpherical cosines, and recomputing the coarse ones (ps_coarse.h).  Floor 1.
  * Long because every kernel variant compiles this arithmetic inline. */
 #include <math.h>
 #include <stdint.h>
@@ -16,9 +16,9 @@ struct ps_product {
     int rows, nv;
 };
 
-/* The first k terms of each, or what is added to them.  Not inline: among other variables the sums would leave the
- * registers; two functions: one that may add is slower where it does not.  By pointer: a structure on the stack is copied
- * with loads wider than the stores before them, which then wait until all results stored so far have reached the cache. */
+/* Computes the first k terms of each sum; the second function adds to them.  Not inlined: among other variables the sums would
+ * leave the registers.  Two functions, because one that may add is slower when it does not.  By pointer, because a structure on
+ * the stack is copied with loads wider than the stores before them, which then wait for all earlier stores. */
 static __attribute__((noinline, flatten, unused)) void
 ps_panel(const struct ps_product *x, int k) {
     tile_panel(x->rows, x->nv, k, x->a, x->b, (struct pya_tile_c){x->c.p, x->c.row, 0});
@@ -31,8 +31,8 @@ ps_panel_add(const struct ps_product *x, int k) {
 
 enum { LONG_SUM = 256 };
 
-/* Longer sums are sums of sums: their errors would show where a gradient's terms cancel.  How many terms from done
- * on are summed together. */
+/* Long sums are computed as sums of sums: otherwise their errors would show where a gradient's terms cancel.  Returns how many
+ * terms from `done` on to sum together. */
 static inline int
 ps_terms(int k, int done) {
     return k - done < LONG_SUM ? k - done : LONG_SUM;
@@ -55,13 +55,13 @@ ps_clamp(vr u) {
     return v_min(v_set(1), v_max(v_set(-1), u));
 }
 
-/* The same of a cosine that is not too coarse: it is well above -1, also divided by 1 + u it is finite. */
+/* The same for a cosine that is not too coarse: it is well above -1, so dividing by 1 + u stays finite. */
 static inline vr
 ps_fine(vr u) {
     return v_min(v_set(1), u);
 }
 
-/* log((1 + u) / 2) of a clamped cosine; exact 0 at 1, -inf at -1 */
+/* log((1 + u) / 2) of a clamped cosine; exactly 0 at 1, -inf at -1 */
 static inline vr
 ps_log_y(vr u) {
     return v_log1m(v_mul(v_sub(u, v_set(1)), v_set((real)0.5)));
@@ -73,16 +73,16 @@ ps_gap_log_y(vr gap) {
     return v_sel(m_eq(gap, v_set(PS_BEHIND)), v_set((real)-INFINITY), log_y);
 }
 
-/* 1 + u; 0 behind the antipode */
+/* 1 + u; 0 beyond the antipode */
 static inline vr
 ps_gap_one_plus_u(vr gap) {
     const vr near = v_sel(m_eq(gap, v_set(PS_BEHIND)), v_set(0), gap);
     return v_sel(m_lt(v_set(0), gap), near, v_add(v_set(2), gap));
 }
 
-/* What a tile's cosines are judged by; those of one component may lie in a row or in a column. */
+/* The limits of a tile's cosines.  A component's cosines may be in a row or in a column. */
 struct ps_limits {
-    const real *high; /* NULL: none is too high */
+    const real *high; /* NULL: no cosine is too high */
     real low;
     bool of_rows;
     int rows, lanes;
@@ -98,7 +98,7 @@ ps_is_coarse(vr u, vr low, vr high) {
     return m_any(m_lt(u, low)) || m_any(m_lt(high, u));
 }
 
-/* Whether any cosine of a tile is too coarse; mostly none is, and few instructions say so. */
+/* Is any cosine of a tile too coarse?  Mostly none is, and finding that takes few instructions. */
 static inline bool
 ps_any_is_coarse(const real *u, ptrdiff_t row, struct ps_limits x) {
     vr least = v_set(1);
@@ -117,8 +117,8 @@ ps_any_is_coarse(const real *u, ptrdiff_t row, struct ps_limits x) {
     return found;
 }
 
-/* A vector of cosines to gaps: sharp ones where they are too coarse, and elsewhere what gives the same
- * logarithm as the cosine does, so that forward and backward agree however their tiles lie. */
+/* Turns a vector of cosines into gaps: recomputed ones where they are too coarse, elsewhere gaps with the same logarithm as the
+ * cosine, so that forward and backward agree however their tiles are placed. */
 static inline void
 ps_refine(real *u, vr high, int k, struct pya_tile_a a, struct pya_tile_b b, real low) {
     vwide sum;
@@ -132,14 +132,14 @@ ps_refine(real *u, vr high, int k, struct pya_tile_a a, struct pya_tile_b b, rea
     w_st(above, sum, 1);
     w_st(below, sum, -1);
     v_st(most, high);
-    for (int i = 0; i < VW; i++) { /* without branches: a compiler makes vectors of it */
+    for (int i = 0; i < VW; i++) { /* branch-free, so that the compiler vectorizes it */
         const real as_it_is = u[i] > 1 ? 0 : u[i] - 1;
         const real sharp = ps_gap(above[i], below[i]);
         u[i] = ((u[i] < low) | (u[i] > most[i])) ? sharp : as_it_is;
     }
 }
 
-/* Makes cosines that are too coarse again, and all of the tile gaps. */
+/* Turns a whole tile into gaps, recomputing the cosines that are too coarse. */
 static __attribute__((noinline, unused)) void
 ps_refine_tile(
     int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c, struct ps_limits x) {

@@ -1,5 +1,5 @@
-/* A tensor of a few numbers has no average of errors: one that happens to cancel shows each rounding.
- * Problems so small that a call costs more than its sums are computed in double. */
+/* In a tensor of a few numbers errors do not average out: where a sum happens to cancel, every rounding shows.  So problems so
+ * small that the call costs more than the computation are computed in double. */
 #include "ps_small.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ pya_ps_is_small(const struct pya_ops_ps *ps) {
            pairs * ps->dim <= (pairs <= FEW_PAIRS ? FEW_WORK : SMALL_WORK);
 }
 
-/* Rows of numbers under up to three indices: the caller's floats, and doubles of ours without holes. */
+/* Rows of numbers under up to three indices: the caller's floats, and our contiguous doubles. */
 struct small_part {
     struct pya_ops_view view; /* p NULL: not wanted */
     int64_t outer;            /* stride of the first index */
@@ -83,7 +83,7 @@ small_describe(struct small_part x[N_PARTS], const struct pya_ops_ps *ps) {
         [D_SCALE] = ps->d_scale,
         [D_WEIGHTS] = ps->d_log_weights,
         [OUT] = {ps->out, mixture ? ps->out_l : ps->out_m, ps->out_t},
-        /* not written to, though a view could be */
+        /* only read, although a view could be written to */
         [GRAD] = {(void *)(uintptr_t)ps->grad, mixture ? ps->grad_l : ps->grad_m, ps->grad_t},
     };
     for (int k = 0; k < N_PARTS; k++) {
@@ -99,7 +99,7 @@ small_describe(struct small_part x[N_PARTS], const struct pya_ops_ps *ps) {
     }
 }
 
-/* Doubles of all that x describes, in one piece of memory, which is returned; NULL: there is none. */
+/* Copies everything that x describes to doubles in one allocation, which is returned; NULL: out of memory. */
 static double *
 small_widen(struct small_part x[N_PARTS]) {
     int64_t n = 0;
@@ -144,7 +144,7 @@ small_problem(const struct pya_ops_ps *ps, const struct small_part x[N_PARTS]) {
     return wide;
 }
 
-/* The mixture's backward needs its result in double too: probabilities are exp of differences to it. */
+/* The mixture's backward needs its result in double too, since probabilities are exp of differences from it. */
 static int
 small_solve(const struct pya_ops_ps *wide, const struct pya_kernels *f64, bool backward) {
     if (wide->log_weights.p == NULL) {
@@ -154,7 +154,7 @@ small_solve(const struct pya_ops_ps *wide, const struct pya_kernels *f64, bool b
     return backward && status == PYA_OPS_OK ? f64->ps_mixture_backward(wide) : status;
 }
 
-/* Parts first to last are results. */
+/* Parts first .. last are results. */
 static int
 small_run(
     const struct pya_ops_ps *ps, const struct pya_kernels *f64, bool backward, int first,

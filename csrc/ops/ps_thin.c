@@ -1,12 +1,12 @@
-/* PowerSpherical where a t has few pairs of a sample and a component, as the latents of a batch have, one pair each, or
- * mixtures with components of their own a few.  Lanes run over the pairs of several t (components fastest, then
- * samples), and a cosine is a product of two rows.  A pair's numbers do not depend on what it is taken together with. */
+/* PowerSpherical with few pairs of a sample and a component per t, as in the latents of a batch (one pair each) or small
+ * mixtures with their own components.  Lanes are the pairs of several t (components fastest, then samples), and a cosine is
+ * a product of two rows.  A pair's result does not depend on which pairs it is processed with. */
 #include "kernels.h"
 #include "ps_tile.h"
 
 enum { THIN_LANES = 128 };
 
-/* Pairs taken together; ps_tile's arrays of components are indexed by lane. */
+/* Pairs processed together; ps_tile's arrays of components are indexed by lane. */
 struct thin {
     struct ps_tile w;
     const real *value[THIN_LANES], *loc[THIN_LANES];
@@ -64,7 +64,7 @@ thin_sharp_gap(const real *x, const real *y, ptrdiff_t d) {
     return ps_gap(above[0], below[0]);
 }
 
-/* Where the n pairs from the first on are, and their components, each once, in front; how many those are. */
+/* Locates the n pairs from `first` on, and lists their components, each once; returns how many components. */
 static int
 thin_place(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
     const ptrdiff_t n_m = (ptrdiff_t)ps->n_m;
@@ -78,7 +78,7 @@ thin_place(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n) 
         x->l[k] = l;
         x->m[k] = m;
         x->t[k] = t;
-        if (l > 0 && k >= n_m) { /* the sample before has it too */
+        if (l > 0 && k >= n_m) { /* shared with the previous sample */
             x->component[k] = x->component[k - n_m];
         } else {
             x->w.kappa[found] = *ps_row(ps->scale, m, t);
@@ -92,7 +92,7 @@ thin_place(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n) 
     return found;
 }
 
-/* A component's numbers to each of its pairs, none of which comes before it. */
+/* Copies a component's numbers to each of its pairs, none of which has a lower index. */
 static void
 thin_spread(struct thin *x) {
     struct ps_tile *w = &x->w;
@@ -107,7 +107,7 @@ thin_spread(struct thin *x) {
     }
 }
 
-/* The rows of pair k, if it is one, will be wanted: no hardware prefetcher follows from row to row. */
+/* Prefetches the rows of pair k, if there is one: no hardware prefetcher follows from row to row. */
 static inline void
 thin_ask(const struct thin *x, int k, ptrdiff_t d) {
     const ptrdiff_t line = 64 / (ptrdiff_t)sizeof(real);
@@ -117,7 +117,7 @@ thin_ask(const struct thin *x, int k, ptrdiff_t d) {
     }
 }
 
-/* The n pairs from the first on: their components, cosines and, where those are too coarse, gaps. */
+/* Loads the n pairs from `first` on: their components, cosines and, for coarse ones, gaps. */
 static void
 thin_gather(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
     const ptrdiff_t d = (ptrdiff_t)ps->dim;
@@ -158,7 +158,7 @@ thin_log_y(const struct thin *x, int j) {
                          : log_y;
 }
 
-/* Log-probabilities in place of the cosines. */
+/* Replaces the cosines by log-probabilities. */
 static inline void
 thin_log_probs(struct thin *x) {
     for (int j = 0; j < x->n; j += VW) {
@@ -207,7 +207,7 @@ thin_sum(const real *terms, int n) {
 static void
 thin_mixture(struct thin *x, const struct pya_ops_ps *ps) {
     const int n_m = (int)ps->n_m;
-    real *sums = x->gap; /* in the first lane of each sample */
+    real *sums = x->gap; /* in each sample's first lane */
     thin_exp(x, n_m, x->w.u);
     for (int k = 0; k < (int)pack_round(x->n, VW); k++) {
         sums[k] = 1;
@@ -239,7 +239,7 @@ thin_forward(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n
     }
 }
 
-/* How many pairs a unit takes: whole t's, if a t's pairs belong together. */
+/* Pairs per unit: whole t's, if the pairs of a t belong together. */
 static ptrdiff_t
 thin_unit(const struct pya_ops_ps *ps, ptrdiff_t together) {
     const ptrdiff_t pairs = (ptrdiff_t)(ps->n_l * ps->n_m * ps->n_t);
@@ -266,8 +266,8 @@ PYA_FN(pya_ps_thin_forward)(const struct pya_ops_ps *ps) {
     return PYA_OPS_OK;
 }
 
-/* G of each pair.  The mixture's is a share of its sample's, by the sum of these very terms: shares that add up to 1
- * lose less where gradients cancel than those by the result, which is rounded. */
+/* G of each pair.  In a mixture it is a share of its sample's gradient, relative to the sum of these very terms: shares that
+ * add up to 1 lose less when gradients cancel than shares relative to the rounded result. */
 static void
 thin_load_gradients(struct thin *x, const struct pya_ops_ps *ps) {
     const real *grad = (const real *)ps->grad;
@@ -294,7 +294,7 @@ thin_load_gradients(struct thin *x, const struct pya_ops_ps *ps) {
     }
 }
 
-/* Cosines to weights W; G and G s of each pair to the sums. */
+/* Turns cosines into weights W, and adds G and G s of each pair to the sums. */
 static void
 thin_weights(struct thin *x) {
     struct ps_tile *w = &x->w;
@@ -351,7 +351,7 @@ thin_row(real *to, struct thin_terms from, ptrdiff_t d, bool past_cache) {
     }
 }
 
-/* What one t, whose pairs begin at a lane, gives the rows of samples and components. */
+/* Writes the gradients of samples' and components' rows for one t, whose pairs begin at `lane`. */
 static inline void
 thin_write_rows(const struct thin *x, const struct pya_ops_ps *ps, int lane, bool past_cache) {
     const int n_m = (int)ps->n_m;
@@ -368,7 +368,7 @@ thin_write_rows(const struct thin *x, const struct pya_ops_ps *ps, int lane, boo
     }
 }
 
-/* And its components' scales and weights. */
+/* Writes the gradients of its components' scales and weights. */
 static inline void
 thin_write_sums(const struct thin *x, const struct pya_ops_ps *ps, int lane) {
     const int n_m = (int)ps->n_m;
@@ -405,7 +405,7 @@ PYA_FN(pya_ps_thin_backward)(const struct pya_ops_ps *ps) {
     const ptrdiff_t pairs = (ptrdiff_t)(ps->n_l * ps->n_m * ps->n_t);
     const ptrdiff_t unit = thin_unit(ps, (ptrdiff_t)(ps->n_l * ps->n_m));
     const ptrdiff_t units = ps_n_blocks(pairs, unit);
-    /* rows that would push one another out of the caches before anybody reads them */
+    /* if the rows would evict one another from the caches before anybody reads them */
     const bool past_cache =
         (ps->n_l + ps->n_m) * ps->n_t * ps->dim * (int64_t)sizeof(real) >= (int64_t)8 << 20;
 #pragma omp parallel num_threads(ps->n_threads)

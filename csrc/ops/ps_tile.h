@@ -1,6 +1,6 @@
 #pragma once
-/* Shared by the PowerSpherical kernels: block sizes, one thread's scratch, and the arithmetic that
- * turns a cosine into a log-probability.  Floor 1.
+/* Shared by the PowerSpherical kernels: block sizes, one thread's scratch, and the arithmetic from a cosine to a
+ * log-probability.  Floor 1.
  * Long because every kernel variant compiles this arithmetic inline. */
 #include <math.h>
 
@@ -9,7 +9,7 @@
 #include "ps_gap.h"
 #include "special.h"
 
-/* The scratch of one thread.  Lanes run over components (lm apart), rows over samples. */
+/* The scratch of one thread.  Lanes are components (rows are lm apart), rows are samples. */
 struct ps_tile {
     ptrdiff_t lb, mb;         /* samples and components in a block */
     ptrdiff_t ld, lm;         /* row strides of a D-row and of a row of components or samples */
@@ -21,29 +21,29 @@ struct ps_tile {
     real *d_value;            /* [lb][ld] */
     real *d_loc;              /* [mb][ld] */
     real *kappa, *h, *dh, *a; /* [mb] padded to whole vectors */
-    real *dh_far;             /* dh - log 2, rounded once; both NULL where no gradient is made */
-    real *h_low;              /* what h lost when it was rounded */
-    real *dh_low;             /* what dh lost */
-    /* Of gradients in tiles: h - kappa log 2, and a with what that or h lost. */
+    real *dh_far;             /* dh - log 2, rounded once; both NULL if no gradient is computed */
+    real *h_low;              /* rounding error of h */
+    real *dh_low;             /* rounding error of dh */
+    /* For gradients in tiles: h - kappa log 2, and a with its own rounding error or that of h. */
     real *h_far, *a_far, *a_near;
     real *high;      /* [mb], the cosine above which float is too coarse for the component */
-    real low;        /* and the one below which it is for any */
-    real least_high; /* of any component */
-    bool has_high;   /* it is finite */
+    real low;        /* the cosine below which it is for all components */
+    real least_high; /* the least `high` of any component */
+    bool has_high;   /* least_high is finite */
     real least, least_log_y;          /* 1 + u and log y of gradients at the antipode */
     double *all_g, *all_far, *all_gs; /* [mb], sums over the blocks */
     real *f, *grad;                   /* [lb] */
-    /* Given gradients of several t, [n_t][n_l][n_m], where those of one t lie apart; NULL: they are read where they are. */
+    /* The given gradients of several t, [n_t][n_l][n_m], if those of one t are scattered; NULL: they are read in place. */
     real *given;
     ptrdiff_t given_l, given_t; /* strides */
-    ptrdiff_t first_t;          /* the first of them */
+    ptrdiff_t first_t;          /* the first of these t */
 };
 
-/* Numbers that lie next to one another for successive t come from memory 64 bytes at a time: so many t are read together,
- * or as many as fit in the second cache. */
+/* If numbers of successive t are adjacent, memory delivers several of them in each 64 bytes.  So this many t are read together,
+ * or as many as fit in the L2 cache. */
 enum { GIVEN_MOST = 16, GIVEN_BYTES = 2 << 20 };
 
-/* How many t are read together; 1: each where it is.  Where there are few t, several threads share one. */
+/* How many t are read together; 1: read in place.  If there are few t, several threads share one. */
 static inline ptrdiff_t
 ps_n_given(const struct pya_ops_ps *ps) {
     const bool is_apart = ps->log_weights.p == NULL && ps->grad_t == 1 && ps->grad_m != 1;
@@ -56,7 +56,7 @@ ps_n_given(const struct pya_ops_ps *ps) {
 
 enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
 
-/* Few pairs of a sample and a component for each t: a tile would be empty but for those. */
+/* At most this many pairs of a sample and a component per t count as few: a tile would be nearly empty. */
 enum { THIN_PAIRS = 32 };
 
 static inline bool
@@ -74,7 +74,7 @@ ps_n_blocks(int64_t n, ptrdiff_t block) {
     return (ptrdiff_t)((n + block - 1) / block);
 }
 
-/* Number of the block's rows that exist. */
+/* Number of rows in the block that exist. */
 static inline int
 ps_count(int64_t n, ptrdiff_t start, ptrdiff_t block) {
     return (int)(n - start < block ? n - start : block);
@@ -128,7 +128,7 @@ ps_tile_carve(
     }
 }
 
-/* NULL on out of memory; the caller frees it. */
+/* NULL if out of memory; the caller frees it. */
 static inline void *
 ps_tile_create(struct ps_tile *w, const struct pya_ops_ps *ps, enum ps_use use) {
     struct pya_scratch s = {NULL, 0};
@@ -162,7 +162,7 @@ ps_log_ratio(double z) {
     return 2 * z * p;
 }
 
-/* log c of a c from 0.75 on */
+/* log c for c >= 0.75 */
 static inline double
 ps_log_above(double c) {
     uint64_t bits;
@@ -180,9 +180,9 @@ ps_log_above(double c) {
 
 enum { PS_SHIFT = 12, PS_SHIFT_PART = 3 };
 
-/* pya_special_normalizer() for many kappa >= 0 at once, written without calls or branches so that the compiler
- * vectorizes it; 1e-11 relative.  shift: PS_SHIFT, or 0 where beta is at least that; in parts, whose products fit in
- * a double for any float.  slope: dh is wanted. */
+/* pya_special_normalizer() for many kappa >= 0 at once, without calls or branches so that the compiler vectorizes it; 1e-11
+ * relative.  shift: PS_SHIFT, or 0 if beta is at least that; done in parts, whose products fit in a double for any float.
+ * slope: dh is wanted. */
 static inline __attribute__((always_inline)) void
 ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool slope) {
     const double b = 0.5 * (dim - 1.0);
@@ -194,7 +194,7 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
     const real *restrict kappa = w->kappa;
     for (int i = 0; i < n; i++) {
         double a = (double)kappa[i] + b;
-        double inverse = 1.0; /* of what the shift takes from the normalizer */
+        double inverse = 1.0; /* 1 / what the shift takes from the normalizer */
         double steps = 0.0;
 #pragma GCC unroll 4
         for (int part = 0; part < shift; part += PS_SHIFT_PART) {
@@ -235,7 +235,7 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
     }
 }
 
-/* By vectors where there are any; a kappa below 0 needs more care. */
+/* Vectorized if possible; a kappa below 0 needs more care. */
 static inline void
 ps_normalize(struct ps_tile *w, int n, int64_t dim) {
     const bool slope = w->dh != NULL;
@@ -263,7 +263,7 @@ ps_normalize(struct ps_tile *w, int n, int64_t dim) {
     }
 }
 
-/* What follows from kappa, and the padding, which has no weight. */
+/* Computes what follows from kappa, and the padding, which has no weight. */
 static inline void
 ps_tile_finish(struct ps_tile *w, int64_t dim, int n) {
     ps_normalize(w, n, dim);
@@ -284,7 +284,7 @@ ps_tile_finish(struct ps_tile *w, int64_t dim, int n) {
     w->has_high = w->least_high < 1;
 }
 
-/* kappa, h, dh and the log-weights of n components. */
+/* Loads kappa, h, dh and the log-weights of n components. */
 static inline void
 ps_tile_components(
     struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t m0, int n, ptrdiff_t t) {
@@ -295,15 +295,15 @@ ps_tile_components(
     ps_tile_finish(w, ps->dim, n);
 }
 
-/* kappa = 0 is the uniform distribution also at the antipode, where log y is -inf; a NaN stays. */
+/* With kappa = 0 the distribution is uniform even at the antipode, where log y is -inf; NaN stays NaN. */
 static inline vr
 ps_log_prob(vr log_y, vr kappa, vr h) {
     const vr finite = v_max(v_set(-100), log_y);
     return v_fma(kappa, v_sel(m_eq(kappa, v_set(0)), finite, log_y), h);
 }
 
-/* log y + h' of a cosine.  In many dimensions most are near 0: log y is then nearly -log 2 and h' nearly log 2,
- * and what is left of the two has all its digits only as log(1 + u) + (h' - log 2). */
+/* log y + h' of a cosine.  In many dimensions most cosines are near 0: log y is then nearly -log 2 and h' nearly log 2, and
+ * their sum keeps all digits only if computed as log(1 + u) + (h' - log 2). */
 static inline vr
 ps_slope(const struct ps_tile *w, int j, vr u) {
     const vm is_near = m_lt(v_set((real)0.5), u);
@@ -312,7 +312,7 @@ ps_slope(const struct ps_tile *w, int j, vr u) {
     return v_add(v_log1m(v_sel(is_near, half, u)), dh);
 }
 
-/* What a gradient divides by at the antipode and behind it: one rounding step of the caller's numbers. */
+/* The least 1 + u that a gradient divides by, at the antipode and beyond: one rounding step of the caller's numbers. */
 static inline void
 ps_set_least(struct ps_tile *w, int32_t dtype) {
     const double step = dtype == PYA_OPS_F64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
@@ -320,7 +320,7 @@ ps_set_least(struct ps_tile *w, int32_t dtype) {
     w->least_log_y = (real)log(0.5 * step);
 }
 
-/* Units of work a thread takes at a time: few for heavy units, many for tiny ones. */
+/* Units of work that a thread takes at a time: few if they are heavy, many if they are tiny. */
 static inline int
 ps_chunk(ptrdiff_t units, int n_threads) {
     ptrdiff_t c = units / ((ptrdiff_t)n_threads * 32);

@@ -1,11 +1,11 @@
 #pragma once
-/* One small vector vocabulary for every CPU kernel.  A kernel file is compiled once per backend;
- * the build chooses the backend with -DPYA_ISA_avx512, -DPYA_ISA_avx2 or -DPYA_ISA_scalar
- * (-DPYA_REAL_F64 for doubles) and the names it defines end in the backend's name: PYA_FN().
- * Lanes: vr holds VW reals, MR is the number of rows of the matrix tile that fit the registers.
+/* A small vector vocabulary for all CPU kernels.  A kernel file is compiled once per backend.  The build chooses the backend
+ * with -DPYA_ISA_avx512, -DPYA_ISA_avx2 or -DPYA_ISA_scalar (-DPYA_REAL_F64 for doubles), and the names that the file
+ * defines end in the backend's name: PYA_FN().
+ * Lanes: vr holds VW reals; MR is the number of rows of a matrix tile that fit in the registers.
  * Floor 0. */
 #if !defined(PYA_ISA_avx512) && !defined(PYA_ISA_avx2) && !defined(PYA_ISA_scalar)
-#define PYA_ISA_scalar /* a reader such as clang-tidy, outside the build */
+#define PYA_ISA_scalar /* for tools such as clang-tidy, outside the build */
 #endif
 #if defined(PYA_ISA_avx512)
 #include "simd_avx512.h"

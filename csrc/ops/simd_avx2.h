@@ -25,12 +25,12 @@ static inline __m256i
 v_head_mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-/* past the caches; p aligned to a whole vector */
+/* Stores past the caches; p is aligned to a whole vector. */
 static inline void
 v_nt(real *p, vr a) {
     _mm256_stream_ps(p, a);
 }
-/* n is at most VW; whole vectors without a mask, as Zen 3 stores one with a mask in 20 steps */
+/* n <= VW.  A whole vector is stored without a mask, since Zen 3 needs 20 steps for a masked store. */
 static inline vr
 v_ld_n(const real *p, int n) {
     return n == VW ? v_ld(p) : _mm256_maskload_ps(p, v_head_mask(n));
@@ -63,7 +63,7 @@ static inline vr
 v_fma(vr a, vr b, vr c) {
     return _mm256_fmadd_ps(a, b, c);
 }
-/* one lane of it */
+/* the same for a single number */
 static inline real
 r_fma(real a, real b, real c) {
     return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
@@ -96,7 +96,7 @@ static inline bool
 m_any(vm m) {
     return _mm256_movemask_ps(m) != 0;
 }
-/* Sums of products with more than twice the digits, each product exact. */
+/* Sums of products with more than twice the digits; each product is exact. */
 typedef struct {
     __m256d low, high;
 } vwide;
@@ -114,7 +114,7 @@ w_st(double *p, vwide a, double from) {
     _mm256_storeu_pd(p, _mm256_add_pd(_mm256_set1_pd(from), a.low));
     _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_set1_pd(from), a.high));
 }
-/* Sums of vectors and of products in double: vwide, but where real is double itself. */
+/* Sums of vectors and of products in double: the same as vwide unless real is double itself. */
 typedef vwide vd;
 static inline vd
 d_ld(const double *p) {
@@ -158,9 +158,9 @@ v_hsum(vr a) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
-enum { LEAST_POWER2 = -127 }; /* as a factor it is 0 */
-/* n: the integer nearest to a, which is LEAST_POWER2 to 127; the result is 2^n as v_scale2() takes it.
- * A number so large is added that the last bits of the sum count ones; moved up they are 2^n. */
+enum { LEAST_POWER2 = -127 }; /* 2^LEAST_POWER2 acts as 0 */
+/* n: the integer nearest to a, from LEAST_POWER2 to 127; the result is 2^n in the form that v_scale2() takes.
+ * Adding a number so large that the sum's last bits count ones puts n there; shifted up, they are 2^n. */
 static inline vr
 v_power2(vr a, vr *n) {
     const vr large = _mm256_set1_ps(12582912.0f - (float)LEAST_POWER2); /* 1.5 * 2^23, the bias */
@@ -173,7 +173,7 @@ static inline vr
 v_scale2(vr a, vr power) {
     return _mm256_mul_ps(a, power);
 }
-/* 1/a; the 12-bit estimate of AVX2 would need two steps, a division is as fast */
+/* 1/a; AVX2's 12-bit estimate would need two Newton steps, so a division is as fast */
 static inline vr
 v_rcp(vr a) {
     return _mm256_div_ps(_mm256_set1_ps(1.0f), a);

@@ -21,7 +21,7 @@ static inline void
 v_st(real *p, vr a) {
     _mm512_storeu_ps(p, a);
 }
-/* past the caches; p aligned to a whole vector */
+/* Stores past the caches; p is aligned to a whole vector. */
 static inline void
 v_nt(real *p, vr a) {
     _mm512_stream_ps(p, a);
@@ -54,7 +54,7 @@ static inline vr
 v_fma(vr a, vr b, vr c) {
     return _mm512_fmadd_ps(a, b, c);
 }
-/* one lane of it */
+/* the same for a single number */
 static inline real
 r_fma(real a, real b, real c) {
     return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
@@ -87,7 +87,7 @@ static inline bool
 m_any(vm m) {
     return m != 0;
 }
-/* Sums of products with more than twice the digits, each product exact. */
+/* Sums of products with more than twice the digits; each product is exact. */
 typedef struct {
     __m512d low, high;
 } vwide;
@@ -105,7 +105,7 @@ w_st(double *p, vwide a, double from) {
     _mm512_storeu_pd(p, _mm512_add_pd(_mm512_set1_pd(from), a.low));
     _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_set1_pd(from), a.high));
 }
-/* Sums of vectors and of products in double: vwide, but where real is double itself. */
+/* Sums of vectors and of products in double: the same as vwide unless real is double itself. */
 typedef vwide vd;
 static inline vd
 d_ld(const double *p) {
@@ -141,8 +141,8 @@ static inline real
 v_hsum(vr a) {
     return _mm512_reduce_add_ps(a);
 }
-enum { LEAST_POWER2 = -200 }; /* times a number near 1 it is 0 */
-/* n: the integer nearest to a; the result is 2^n as v_scale2() takes it: n itself */
+enum { LEAST_POWER2 = -200 }; /* times a number near 1 its power is 0 */
+/* n: the integer nearest to a; the result is 2^n in the form that v_scale2() takes: n itself */
 static inline vr
 v_power2(vr a, vr *n) {
     *n = _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -12,7 +12,7 @@ v_expm1_core(vr r) {
     return v_fma(v_mul(r, r), q, r);
 }
 
-/* x <= 88; below -87 the result is 0, so that exp(-inf) needs no care; NaN stays NaN */
+/* x <= 88; below -87 the result is 0, so that exp(-inf) needs no special case; NaN stays NaN */
 static inline vr
 v_exp(vr x) {
     const vr low = v_set(-87.0f);
@@ -25,10 +25,10 @@ v_exp(vr x) {
     return v_sel(m_lt(x, low), v_set(0.0f), y);
 }
 
-/* 2^x, x <= 127; -inf gives 0; the polynomial errs by 8e-8 relative, with all roundings it is 2.2e-7 */
+/* 2^x, x <= 127; -inf gives 0; the polynomial's error is 8e-8 relative, 2.2e-7 with all roundings */
 static inline vr
 v_exp2(vr x) {
-    x = v_max(v_set(LEAST_POWER2), x); /* in this order a NaN stays */
+    x = v_max(v_set(LEAST_POWER2), x); /* this order keeps NaN */
     vr n;
     const vr power = v_power2(x, &n);
     vr f = v_sub(x, n);
@@ -53,7 +53,7 @@ v_log1p_core(vr f) {
     return v_fma(v_mul(f, f), q, f);
 }
 
-/* log(y), y normal, positive and finite, or NaN: splitting bits loses a NaN, 0 * y brings it back */
+/* log(y), y normal, positive and finite, or NaN: splitting the bits loses a NaN, adding 0 * y restores it */
 static inline vr
 v_log(vr y) {
     vr e;
@@ -62,8 +62,8 @@ v_log(vr y) {
     return v_fma(v_set(0.0f), y, r);
 }
 
-/* log(y), y in (0, 1.5] and d = y - 1.  Where no power of two was split off, f is d itself
- * and not (1 + d) - 1, so that small d keep their relative accuracy. */
+/* log(y), y in (0, 1.5] and d = y - 1.  If no power of two was split off, f is d itself, not (1 + d) - 1, so that small d keep
+ * their relative accuracy. */
 static inline vr
 v_log_positive(vr y, vr d) {
     vr e;
@@ -73,7 +73,7 @@ v_log_positive(vr y, vr d) {
     return v_fma(v_set(0.0f), y, r); /* NaN, as in v_log */
 }
 
-/* The same from 0 on, -inf there. */
+/* The same for y >= 0; -inf at 0. */
 static inline vr
 v_log_beside(vr y, vr d) {
     return v_sel(m_eq(y, v_set(0.0f)), v_set(-INFINITY), v_log_positive(y, d));
@@ -91,17 +91,17 @@ v_log1m_fine(vr d) {
     return v_log_positive(v_add(d, v_set(1.0f)), d);
 }
 
-/* log(x) where x is small (0 to 0.5), log(1 + x) elsewhere (-1 to 0) */
+/* log(x) if is_small (x from 0 to 0.5), else log(1 + x) (x from -1 to 0) */
 static inline vr
 v_log_either(vm is_small, vr x) {
     return v_log_beside(v_sel(is_small, x, v_add(x, v_set(1.0f))), x);
 }
 
-/* tanh as x P(x^2) / Q(x^2), the ratio's own error 1.4e-8 relative on [-8.6, 8.6], where float has
- * reached 1; all coefficients are positive, so that nothing cancels: 3.4e-7 with all roundings. */
+/* tanh as x P(x^2) / Q(x^2).  The ratio's own error is 1.4e-8 relative on [-8.6, 8.6], where float has reached 1.  All
+ * coefficients are positive, so that nothing cancels: 3.4e-7 with all roundings. */
 static inline vr
 v_tanh(vr x) {
-    x = v_min(v_set(8.6f), v_max(v_set(-8.6f), x)); /* in this order a NaN stays */
+    x = v_min(v_set(8.6f), v_max(v_set(-8.6f), x)); /* this order keeps NaN */
     const vr y = v_mul(x, x);
     vr p = v_fma(v_set(1.4146975146900331e-08f), y, v_set(2.1171619664528407e-05f));
     vr q = v_fma(v_set(8.097809427454195e-07f), y, v_set(0.00033412815537303686f));

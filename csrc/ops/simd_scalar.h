@@ -28,7 +28,7 @@ static inline void
 v_st(real *p, vr a) {
     *p = a;
 }
-/* past the caches; p aligned to a whole vector */
+/* Stores past the caches; p is aligned to a whole vector. */
 static inline void
 v_nt(real *p, vr a) {
     *p = a;
@@ -59,7 +59,7 @@ static inline vr
 v_fma(vr a, vr b, vr c) {
     return a * b + c;
 }
-/* one lane of it */
+/* the same for a single number */
 static inline real
 r_fma(real a, real b, real c) {
     return a * b + c;
@@ -94,7 +94,7 @@ m_any(vm m) {
     return m;
 }
 #ifdef PYA_REAL_F64
-/* Sums of products with twice the digits: what a product and a sum round off is summed as well. */
+/* Sums of products with twice the digits: the rounding errors of products and sums are summed too. */
 typedef struct {
     double sum, lost;
 } vwide;
@@ -110,7 +110,7 @@ w_st(double *p, vwide a, double from) {
     *p = (from + a.sum) + a.lost;
 }
 #else
-/* Sums of products with more than twice the digits, each product exact. */
+/* Sums of products with more than twice the digits; each product is exact. */
 typedef struct {
     double sum;
 } vwide;

@@ -1,6 +1,6 @@
-/* A difference of two lgammas at close arguments, written so that the large parts cancel on paper:
+/* A difference of two lgammas of close arguments, rearranged so that the large parts cancel on paper:
  *   lgamma(a+b) - lgamma(a) = (a - 1/2) log1p(b/a) + b (log(a+b) - 1) + s(a+b) - s(a),
- * s the Stirling series, after shifting a up to where six terms of s are exact to a double. */
+ * where s is the Stirling series, after a was shifted up until six terms of s are exact to a double. */
 #include "special.h"
 
 #include <math.h>
@@ -32,11 +32,11 @@ struct pya_special_norm
 pya_special_normalizer(double kappa, double dim) {
     const double b = 0.5 * (dim - 1.0);
     double a = kappa + b;
-    if (a <= 0) { /* no density: also what keeps the shift below from walking up from -1e30 */
+    if (a <= 0) { /* no density; this also keeps the shift below from counting up from -1e30 */
         return (struct pya_special_norm){(double)NAN, (double)NAN};
     }
-    /* The shift's factors a / (a + b) and terms b / (a (a + b)), each over one denominator: a division takes as long as
-     * the rest of a step. At most 12 factors, none large but where D is, whose a is. */
+    /* The shift's factors a / (a + b) and terms b / (a (a + b)) are brought to one denominator each, because a division
+     * takes as long as the rest of a step.  At most 12 factors; they are large only if D is, and then a is. */
     double above = 1.0;
     double below = 1.0;
     double terms = 0.0; /* over above below */

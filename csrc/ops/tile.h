@@ -1,7 +1,7 @@
 #pragma once
-/* C[rows x lanes] (+)= A[rows x k] B[k x lanes] on small blocks that already lie in cache.
- * A is read one number at a time through two strides, so either factor may be transposed; B and C
- * have their lanes contiguous and padded to whole vectors.  Floor 1.
+/* C[rows x lanes] (+)= A[rows x k] B[k x lanes] on small blocks that are already in cache.
+ * A is read one number at a time through two strides, so either factor may be transposed; B and C have contiguous lanes,
+ * padded to whole vectors.  Floor 1.
  * Long because the register tile has two shapes. */
 #include <stddef.h>
 
@@ -39,7 +39,7 @@ tile_kernel(
     const real *pa = a.p;
     const real *pb = b.p;
     for (int n = 0; n < k; n++) {
-        if (nv > 1 && a.k != 1) { /* more rows are read across than the nearest cache holds */
+        if (nv > 1 && a.k != 1) { /* a column crosses more rows than the L1 cache holds */
             __builtin_prefetch(pa + TILE_AHEAD * a.k, 0, 3);
         }
         vr b0 = v_ld(pb);
@@ -59,7 +59,7 @@ tile_kernel(
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 2
         for (int j = 0; j < nv; j++) {
-            /* what is there comes last: long sums are then sums of short ones, and rounder */
+            /* add the previous contents last: long sums are then sums of short ones, with smaller errors */
             real *p = c.p + i * c.row + j * VW;
             v_st(p, c.add ? v_add(v_ld(p), acc[i][j]) : acc[i][j]);
         }
@@ -120,9 +120,9 @@ tile_panel(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, st
 #if defined(PYA_ISA_avx2)
 enum { WIDE_ROWS = 3, WIDE_NV = 4 };
 
-/* Sixteen registers hold 3 rows of 4 vectors as well as MR rows of 2, with 7 loads for 12
- * multiply-adds where those take 8: it matters where instructions come in slowly, as on a core that
- * runs another thread too.  The factors of A stay, B passes through one register. */
+/* Sixteen registers hold 3 rows of 4 vectors as well as MR rows of 2.  The former needs 7 loads for 12 multiply-adds, the
+ * latter 8.  That matters when instructions arrive slowly, as on a core that also runs another thread.  The factors of A
+ * stay in registers, B passes through one. */
 static inline __attribute__((always_inline)) void
 tile_wide(const int rows, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
     vr acc[WIDE_ROWS][WIDE_NV];
@@ -166,7 +166,7 @@ tile_wide(const int rows, int k, struct pya_tile_a a, struct pya_tile_b b, struc
 static inline void
 tile_panel_wide(int rows, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
     while (rows > 0) {
-        /* two rows twice for the last four: one alone waits for its own sums */
+        /* the last four rows as two and two: a single row would wait for its own sums */
         const int step = rows == 3 || rows > 4 ? 3 : rows > 1 ? 2 : 1;
         if (step == 3) {
             tile_wide(3, k, a, b, c);
@@ -182,7 +182,7 @@ tile_panel_wide(int rows, int k, struct pya_tile_a a, struct pya_tile_b b, struc
 }
 #endif
 
-/* lanes is rounded up to whole vectors; both B and C must hold that many. */
+/* lanes is rounded up to whole vectors; B and C must have that many. */
 static inline void
 tile_multiply(
     int rows, int lanes, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
