@@ -1,8 +1,8 @@
 #pragma once
-/* Additive attention: what its two directions have in common, rows that are read four numbers at a time.  The formulas
- * and the names are those of csrc/ops/additive.c.  A step of a decoder is bound by memory, and small: all of a launch
- * is on its way at once, in as few launches as depend on each other.  Keys may stay in the second cache from step to
- * step; what is larger, values and gradients, passes through it. */
+/* Additive attention: shared by forward and backward; rows are read four numbers at a time.  Formulas and names are those
+ * of csrc/ops/additive.c.  A decoder step is small and bound by memory, so everything in a launch is requested at once,
+ * in as few dependent launches as possible.  Keys may stay in the L2 cache from step to step; what is larger (values and
+ * gradients) passes through it. */
 #include "args.h"
 #include "tile.cuh"
 
@@ -12,20 +12,20 @@ enum {
     AHEAD = 8,    /* of them, the most that a thread asks for before it uses the first */
 };
 
-/* Blocks on a multiprocessor at once of the kernels that read values: later ones than 9.0 spill with 64 registers. */
+/* Blocks per multiprocessor of the kernels that read values: after 9.0, limiting them to 64 registers would spill. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 enum { STREAM_BLOCKS = 3 };
 #else
 enum { STREAM_BLOCKS = 4 };
 #endif
 
-/* Quads at once of a row; rows that are not wide take four loads for each. */
+/* Quads of a row loaded at once; rows that are not wide take four loads for each. */
 static __device__ constexpr int
 ahead(bool is_wide) {
     return is_wide ? AHEAD : AHEAD / 4;
 }
 
-/* Loads and stores of what is not read again soon: the first to leave the caches. */
+/* Loads and stores of what is not read again soon: it is evicted from the caches first. */
 #ifndef PYA_EMULATE
 #define PYA_LOAD_ONCE(p) __ldcs(p)
 #define PYA_STORE_ONCE(p, x) __stcs(p, x)
@@ -42,13 +42,13 @@ seq_row_to(struct pya_ops_view v, long long i, long long b) {
     return (float *)v.p + i * v.i + b * v.t;
 }
 
-/* Whether row s of values is not to stay in the second cache, which has no room for all. */
+/* Should row s of values not stay in the L2 cache, which has no room for all of them? */
 static __device__ inline bool
 value_is_once(const struct pya_ops_additive &a, int s) {
-    return (int)((unsigned)s * 7 % PYA_OPS_KEPT_OF) >= (int)a.n_kept; /* everywhere as many */
+    return (int)((unsigned)s * 7 % PYA_OPS_KEPT_OF) >= (int)a.n_kept; /* evenly spread */
 }
 
-/* Whether every row begins where four numbers can be loaded at once. */
+/* Does every row start at an address where four numbers can be loaded at once? */
 static __device__ inline bool
 seq_is_wide(struct pya_ops_view v) {
     const unsigned long long p = (unsigned long long)v.p;
@@ -61,13 +61,13 @@ number_at(const float *row, int k, int n) {
     return k < n ? row[k] : 0.0f;
 }
 
-/* Four of the 128 numbers that a warp takes of a row: side by side in a wide row, else 32 apart, so that either way
- * the lanes' loads lie together. */
+/* A lane's four of the 128 numbers that a warp takes of a row: adjacent in a wide row, else 32 apart, so that either way
+ * the lanes' loads are contiguous. */
 struct quad {
     float x[4];
 };
 
-/* Where this lane's numbers begin among those from k on. */
+/* Index of this lane's first number among those from k on. */
 template <bool WIDE>
 static __device__ inline int
 quad_place(int k) {
@@ -130,8 +130,8 @@ quad_store(float *row, int k, int n, struct quad q) {
     }
 }
 
-/* Between a batch of loads and what is done with it: ptxas lets the later ones wait for that, but for no barrier.
- * For whole warps. */
+/* Separates a batch of loads from their use.  Without it ptxas moves later loads behind the first use; it does not move
+ * them across a barrier.  For whole warps. */
 static __device__ inline void
 loads_first() {
     __syncwarp();

@@ -1,9 +1,9 @@
 /* Additive attention backward: the gradients of values and probabilities, then of keys, query and v. */
 #include "additive.cuh"
 
-enum { MOST_WARPS = 12 }; /* of a block of the gradient of keys */
+enum { MOST_WARPS = 12 }; /* in a block of the gradient of keys */
 
-/* Quads at once of keys, whose gradients are made, or added to what is there. */
+/* Quads of keys loaded at once, depending on whether their gradients are stored or added to what is there. */
 static __device__ constexpr int
 keys_ahead(bool is_wide, bool adds) {
     return is_wide ? (adds ? 3 : 5) : 1;
@@ -34,12 +34,12 @@ value_dot(const float *value, const float *grad, int n, bool is_once) {
     return reduce32_add(sum);
 }
 
-/* A warp's of the backward: key s of query q of entry b. */
+/* A warp's place in the backward: key s of query q of entry b. */
 struct seq_place {
     unsigned b, q, s;
 };
 
-/* The gradient of a row of values, of which the warps of its queries take 128 columns in turns. */
+/* The gradient of a row of values; the warps of its queries take 128 columns each, in turns. */
 template <bool WIDE>
 static __device__ inline void
 put_value_gradient(const struct pya_ops_additive &a, struct seq_place at) {
@@ -49,7 +49,7 @@ put_value_gradient(const struct pya_ops_additive &a, struct seq_place at) {
     const int n = (int)a.n_e;
     const int n_q = (int)a.n_q;
     const int n_groups = (n + SPREAD - 1) / SPREAD;
-    const int step = n_q < n_groups ? n_q : n_groups; /* of many queries most have none: 32 bits are to do */
+    const int step = n_q < n_groups ? n_q : n_groups; /* with many queries most warps have none: 32 bits will do */
     for (int g = (int)at.q; g < n_groups; g += step * N) {
         struct quad sum[N];
         int k[N];
@@ -58,7 +58,7 @@ put_value_gradient(const struct pya_ops_additive &a, struct seq_place at) {
             k[i] = quad_place<WIDE>((g + i * step) * SPREAD);
             sum[i] = quad_load_once<WIDE>(d_value, k[i], a.accumulate ? n : 0);
         }
-#pragma unroll 1 /* one query is most usual; more at a time spill */
+#pragma unroll 1 /* one query is the usual case; unrolling would spill */
         for (int q = 0; q < n_q; q++) {
             const float *grad = seq_row(a.grad, q, at.b);
             const float weight = p[q * a.n_s];
@@ -92,8 +92,8 @@ backward_row(const struct pya_ops_additive &a, struct seq_place at) {
     }
 }
 
-/* The probabilities' gradients dp, into the workspace, 0 where nothing is attended to, and the values': one is bound
- * by reading, the other by writing.  blocks: keys * queries * batch / 8, a warp for each */
+/* The gradients dp of the probabilities, into the workspace (0 for masked keys), and of the values: one is bound by
+ * reading, the other by writing.  blocks: keys * queries * batch / 8, a warp for each */
 extern "C" __global__ void __launch_bounds__(THREADS, STREAM_BLOCKS)
 pya_additive_backward_values(struct pya_ops_additive a) {
     const unsigned n = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -114,7 +114,7 @@ block_warps() {
     return (int)blockDim.x / 32;
 }
 
-/* Sum over keys of p dp; each warp by itself. */
+/* Sum over keys of p dp; computed by each warp for itself. */
 static __device__ inline float
 probs_mean(const float *p, const float *dp, long long n) {
     float mean = 0.0f;
@@ -124,7 +124,7 @@ probs_mean(const float *p, const float *dp, long long n) {
     return reduce32_add(mean);
 }
 
-/* The scores' gradients ds = p (dp - sum p dp) of as many keys as there are threads, zeros from n on. */
+/* The scores' gradients ds = p (dp - sum p dp) of one key per thread; zeros from n on. */
 static __device__ inline void
 put_score_gradients(
     float ds[32 * MOST_WARPS], const float *p, const float *dp, float mean, long long n) {
@@ -134,8 +134,8 @@ put_score_gradients(
     __syncthreads();
 }
 
-/* What a thread has of this warp's next N rows of keys, as many rows apart as there are warps, where they are
- * attended to. */
+/* Loads this thread's numbers of the warp's next N rows of keys, which are as many rows apart as there are warps; masked
+ * rows are not read. */
 template <bool WIDE, int N>
 static __device__ inline void
 keys_fetch(
@@ -150,7 +150,7 @@ keys_fetch(
     }
 }
 
-/* Adds what the warps have; the first warp gets it. */
+/* Sums x over the warps; the first warp gets the result. */
 static __device__ inline void
 warps_add(struct quad *x, struct quad all[MOST_WARPS][32]) {
     const int lane = threadIdx.x % 32;
@@ -164,14 +164,14 @@ warps_add(struct quad *x, struct quad all[MOST_WARPS][32]) {
     }
 }
 
-/* Of 128 columns of one query. */
+/* 128 columns of one query. */
 struct key_columns {
     int b, q, k;
     struct quad d_v, d_query; /* what this warp adds */
 };
 
-/* A warp takes a key in so many as there are warps, so that no two threads add to the same number.
- * ADDS: the keys' gradients are added to. */
+/* Each warp takes every n-th key, n the number of warps, so that no two threads add to the same number.
+ * ADDS: add to the keys' gradients. */
 template <bool WIDE, bool ADDS>
 static __device__ inline void
 backward_query(const struct pya_ops_additive &a, struct key_columns *c) {

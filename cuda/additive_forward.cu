@@ -17,10 +17,10 @@ reduce32_max(float x) {
     return reduce16_max(fmaxf(x, PYA_SHUFFLE(x, 16)));
 }
 
-/* The keys are cut into parts of one size, a block for each: scores, their softmax, and the mean of the part's
- * values.  The last block of a query, or a launch of its own where the parts are many, weighs the means.
- * The workspace, for n rows (queries of all entries): tickets[n] of 64 bits, to a multiple of 16 bytes;
- * means[n][parts][E]; sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
+/* The keys are cut into parts of equal size, one block each: it computes their scores, the softmax and the mean of the
+ * part's values.  The last block of a query, or with many parts a launch of its own, combines the means.  The workspace,
+ * for n rows (queries of all entries): tickets[n] of 64 bits, padded to a multiple of 16 bytes; means[n][parts][E];
+ * sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
 struct gathered {
     unsigned long long *ticket;
     float *means, *sums, *scores; /* of one row */
@@ -37,9 +37,9 @@ gathered_at(const struct pya_ops_additive &a, long long r) {
         sums + r * a.n_parts * 2, scores + r * a.n_s};
 }
 
-/* Whether this block is the last of n to come here; what all of them wrote before is then to be seen by
- * PYA_LOAD_SHARED.  Nobody clears the ticket: until it bears the mark of its place, which other memory does once in
- * 2^60 times, nobody has been here, and the last one takes the mark away. */
+/* Is this block the last of n to arrive here?  It can then see what all of them wrote before, through PYA_LOAD_SHARED.
+ * Nobody clears the ticket: unless it bears the mark of its place, which other contents do once in 2^60 times, it counts
+ * as 0; the last block removes the mark. */
 static __device__ inline bool
 block_is_last(unsigned long long *ticket, unsigned n) {
     __shared__ bool is_last;
@@ -65,7 +65,7 @@ block_is_last(unsigned long long *ticket, unsigned n) {
     return is_last;
 }
 
-/* weight(i) = exp(score(i) - top) * scale; no weight where a score is -inf, as what is hidden has. */
+/* weight(i) = exp(score(i) - top) * scale; 0 if the score is -inf, as for masked keys. */
 struct softmax {
     float top, scale;
 };
@@ -75,7 +75,7 @@ softmax_weight(struct softmax m, float score) {
     return score == -INFINITY ? 0.0f : expf(score - m.top) * m.scale;
 }
 
-/* Of a part's scores; each warp by itself. */
+/* The softmax of a part's scores; computed by each warp for itself. */
 static __device__ inline struct softmax
 softmax_of_scores(const float *score, int n, float *sum) {
     const int lane = threadIdx.x % 32;
@@ -93,7 +93,7 @@ softmax_of_scores(const float *score, int n, float *sum) {
     return m;
 }
 
-/* Of all keys, from the parts' {largest, sum}; each warp by itself. */
+/* The softmax of all keys, from {largest, sum} of the parts; computed by each warp for itself. */
 static __device__ inline struct softmax
 softmax_of_parts(const float *sums, long long n) {
     const int lane = threadIdx.x % 32;
@@ -103,7 +103,7 @@ softmax_of_parts(const float *sums, long long n) {
     }
     m.top = reduce32_max(m.top);
     float x = 0.0f;
-    for (long long c = lane; c < n; c += 32) { /* a sum that is not a number stays that */
+    for (long long c = lane; c < n; c += 32) { /* a NaN sum stays NaN */
         x += softmax_weight(m, PYA_LOAD_SHARED(sums + 2 * c)) * PYA_LOAD_SHARED(sums + 2 * c + 1);
     }
     x = reduce32_add(x);
@@ -122,7 +122,7 @@ put_part_weights(float w[THREADS], struct softmax m, const float *sums, long lon
     __syncthreads();
 }
 
-/* sum += the means of the parts first, first + step, ... of n, at column k; what has no weight is not read */
+/* sum += the means of the parts first, first + step, ... of n, at column k; parts without weight are not read */
 template <bool WIDE>
 static __device__ inline void
 merge_add(
@@ -185,7 +185,7 @@ forward_is_wide(const struct pya_ops_additive &a) {
     return a.n_e % 4 == 0 && seq_is_wide(a.values) && seq_is_wide(a.context);
 }
 
-/* The scores of a part's keys, a warp for each at a time; what is hidden is not even read. */
+/* The scores of a part's keys, one warp per key; masked keys are not read. */
 template <bool WIDE>
 static __device__ inline float
 key_score(const float *key, const float *query, const float *v, int n) {
@@ -239,7 +239,7 @@ put_scores(
     }
 }
 
-/* What a thread has of the rows of values that it takes at once, from row i on. */
+/* Loads this thread's numbers of the rows of values that it takes at once, from row i on. */
 template <bool WIDE>
 static __device__ inline void
 values_fetch(
@@ -254,7 +254,7 @@ values_fetch(
     }
 }
 
-/* The part's softmax, from its scores to its weights. */
+/* The part's softmax: turns its scores into weights. */
 static __device__ inline void
 put_weights(
     const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p) {
@@ -277,7 +277,7 @@ put_weights(
     }
 }
 
-/* The mean of the part's values, whose first rows are on their way while other warps still score. */
+/* The mean of the part's values; its first rows are being loaded while other warps still compute scores. */
 template <bool WIDE>
 static __device__ inline void
 put_mean(
@@ -295,7 +295,7 @@ put_mean(
     while (k < a.n_e) {
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            if (!(w[i + n] <= 0.0f)) { /* what is hidden may hold anything */
+            if (!(w[i + n] <= 0.0f)) { /* masked rows may hold anything */
                 quad_add(&sum, w[i + n], x[n]);
             }
         }
@@ -310,7 +310,7 @@ put_mean(
     }
 }
 
-/* Probabilities and context, or the parts of them.  blocks: parts * queries * batch */
+/* Probabilities and context, or the parts' shares of them.  blocks: parts * queries * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, STREAM_BLOCKS)
 pya_additive_forward(struct pya_ops_additive a) {
     __shared__ float score[THREADS];
@@ -378,7 +378,7 @@ merge_columns(
     }
 }
 
-/* Where the parts are too many for one block to weigh.  blocks: E / 128 * queries * batch */
+/* If there are too many parts for one block to combine.  blocks: E / 128 * queries * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_additive_merge(struct pya_ops_additive a) {
     const struct parted block = block_part((a.n_e + SPREAD - 1) / SPREAD);

@@ -102,7 +102,7 @@ pya_attention_backward_delta(struct pya_ops_attention a) {
     }
 }
 
-/* One block of 64 queries (rows) and 64 keys (columns): kept P and dS of this thread's 4 x 4. */
+/* One block of 64 queries (rows) and 64 keys (columns): this thread's 4 x 4 of P, after dropout, and of dS. */
 static __device__ inline void
 backward_block(
     const struct pya_ops_attention &a, long long b, long long h, long long q0, long long k0,
@@ -184,7 +184,7 @@ pya_attention_backward_q(struct pya_ops_attention a) {
     write_rows(a.d_q, b, h, q0, a.n_q, c0, a.dim, d, (float)a.scale);
 }
 
-/* dK (of_value false) or dV: the weights are transposed, keys in rows.
+/* dK (of_value false) or dV: the weights are transposed, with keys in rows.
  * blocks: columns / 64 * keys / 64 * key heads * batch; query heads of a group in order */
 static __device__ inline void
 backward_keys(const struct pya_ops_attention &a, bool of_value) {
@@ -231,8 +231,8 @@ pya_attention_backward_v(struct pya_ops_attention a) {
     backward_keys(a, true);
 }
 
-/* The gradient of the bias: one block owns 64 x 64 of a bias slice (all queries or keys where the
- * bias is shared along them) and adds what shares it in a fixed order.
+/* The gradient of the bias: one block owns 64 x 64 of a bias slice (all queries or keys if the bias is shared along
+ * them) and adds what shares it in a fixed order.
  * blocks: keys / 64 * queries / 64 * heads * batch, each 1 where shared */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_attention_backward_bias(struct pya_ops_attention a) {

@@ -1,7 +1,7 @@
 #pragma once
-/* Scaled dot-product attention in fp32: where a block's rows and scores lie, masks, bias and dropout of a score, and
- * the sums of a bias that is shared.  The formulas and the names are those of csrc/ops/attention_forward.c and
- * attention_backward.c.  Scores are in units of log 2. */
+/* Scaled dot-product attention in fp32: where a block's rows and scores are; masks, bias and dropout of a score; and the
+ * sums for a shared bias.  Formulas and names are those of csrc/ops/attention_forward.c and attention_backward.c.
+ * Scores are in units of log 2. */
 #include "args.h"
 #include "tile.cuh"
 
@@ -11,7 +11,7 @@ head_rows(struct pya_ops_heads x, long long b, long long h, long long s, long lo
     return r;
 }
 
-/* Which part of a head a block has: blockIdx.x counts through parts, then heads, then the batch. */
+/* The part of a head that a block has: blockIdx.x counts through parts, then heads, then the batch. */
 struct head_part {
     unsigned part;
     long long h, b;
@@ -30,13 +30,13 @@ score_at(struct pya_ops_scores x, long long b, long long h, long long q, long lo
     return b * x.b + h * x.h + q * x.q + k * x.k;
 }
 
-/* Whether there is no such score, or causal hides it. */
+/* Is there no such score, or does causal hide it? */
 static __device__ inline bool
 is_beyond(const struct pya_ops_attention &a, long long q, long long k) {
     return q >= a.n_q || k >= a.n_k || (a.causal && k > q);
 }
 
-/* By which a product becomes a score. */
+/* The factor from a dot product to a score. */
 static __device__ inline float
 score_scale(const struct pya_ops_attention &a) {
     return (float)(a.scale * 1.44269504088896341);
@@ -47,7 +47,7 @@ add_bias(float bias, float s) {
     return fmaf(1.44269504f, bias, s);
 }
 
-/* One score of a block, bias and masks applied, in units of log 2; -inf where nothing is. */
+/* One score of a block with bias and masks applied, in units of log 2; -inf if there is none. */
 static __device__ inline float
 finish_score(
     const struct pya_ops_attention &a, float s, long long b, long long h, long long q,
@@ -72,7 +72,7 @@ coin_mix(unsigned x) {
     return x ^ (x >> 16);
 }
 
-/* 1 / (1 - dropout) where the probability is kept, else 0: the coin of the CPU kernels */
+/* 1 / (1 - dropout) if the probability is kept, else 0; the same random numbers as in the CPU kernels */
 static __device__ inline float
 keep(const struct pya_ops_attention &a, long long b, long long h, long long q, long long k) {
     if (a.dropout <= 0.0) {
@@ -86,8 +86,8 @@ keep(const struct pya_ops_attention &a, long long b, long long h, long long q, l
     return dropped ? 0.0f : (float)(1.0 / (1.0 - a.dropout));
 }
 
-/* A block's sums of the gradient of the bias, COLUMNS + 1 apart in shared memory, to the slice that begins with query q1
- * and key k1: those along which the bias is shared are added up. */
+/* Writes a block's sums of the gradient of the bias (COLUMNS + 1 apart in shared memory) to the slice that starts at
+ * query q1 and key k1; sums along a shared dimension of the bias are added up. */
 template <int ROWS, int COLUMNS, int N_THREADS>
 static __device__ inline void
 put_bias_gradient(

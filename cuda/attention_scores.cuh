@@ -1,13 +1,13 @@
 #pragma once
-/* A warp's scores of attention on tensor cores: where they are, bias, masks and dropout. */
+/* A warp's attention scores on tensor cores: their places, bias, masks and dropout. */
 #include "attention_tensor.cuh"
 
 #ifdef PYA_TENSOR
 
-/* Where a lane's scores are; of a transposed tile keys are the rows and queries the columns. */
+/* Where a lane's scores are; in a transposed tile rows are keys and columns queries. */
 struct att_spot {
     long long b, h;
-    int row, column; /* of the lane's first */
+    int row, column; /* of the lane's first score */
     bool is_whole;   /* no score of the block's tile is beyond the end or hidden by causal */
 };
 
@@ -22,7 +22,7 @@ att_spot(
     return at;
 }
 
-/* From the lane's first score on, what a view of them has: make(n, e, address) for each. */
+/* Calls make(n, e, address) for each of the lane's scores, with the address of its element in the view. */
 template <bool TRANSPOSED, int N, class T, class Make>
 static __device__ inline void
 att_each(
@@ -51,14 +51,14 @@ att_each(
     }
 }
 
-/* Whether neighbours along a row (an even column and the next) can be moved as one. */
+/* Can neighbours along a row (an even column and the next) be loaded and stored as one? */
 static __device__ inline bool
 att_is_packed(const struct pya_ops_scores &o) {
     return o.k == 1 &&
            ((unsigned long long)o.p | (unsigned long long)((o.b | o.h | o.q) * 4)) % 8 == 0;
 }
 
-/* Sent for before a product, needed after it. */
+/* Loaded before a product and used after it. */
 template <bool TRANSPOSED, int N>
 static __device__ inline void
 att_fetch_bias(float x[N][4], const struct pya_ops_attention &a, const struct att_spot &at) {
@@ -80,7 +80,7 @@ att_fetch_bias(float x[N][4], const struct pya_ops_attention &a, const struct at
         a, o, p, at, [&](int n, int e, const float *value) { x[n][e] = *value; });
 }
 
-/* As finish_score for all of a lane's scores. */
+/* Like finish_score, for all of a lane's scores. */
 template <bool TRANSPOSED, int N>
 static __device__ inline void
 att_finish(
@@ -115,8 +115,8 @@ att_finish(
     }
 }
 
-/* Bit 4n + e: whether dropout keeps the score n, e of a lane.  Not unrolled, which was half of a kernel's loop: that is
- * to stay in the cache of instructions. */
+/* Bit 4n + e: does dropout keep the score n, e of a lane?  Not unrolled: that would be half of a kernel's loop, which
+ * must fit in the instruction cache. */
 template <bool TRANSPOSED, int N>
 static __device__ inline unsigned
 att_kept(const struct pya_ops_attention &a, const struct att_spot &at) {
@@ -133,13 +133,13 @@ att_kept(const struct pya_ops_attention &a, const struct att_spot &at) {
     return kept;
 }
 
-/* 0 or what makes up for those that are dropped */
+/* 0 if dropped, else the factor that makes up for the dropped ones */
 static __device__ inline float
 att_factor(const struct pya_ops_attention &a, unsigned kept, int n) {
     return (kept >> n & 1) != 0 ? (float)(1.0 / (1.0 - a.dropout)) : 0.0f;
 }
 
-/* The first query of a block; with causal the blocks that see most keys begin. */
+/* The first query of a block; with causal, the blocks that see most keys start first. */
 static __device__ inline int
 att_first_query(const struct pya_ops_attention &a, unsigned part) {
     const int n = (int)((a.n_q + ATT_ROWS - 1) / ATT_ROWS);

@@ -1,9 +1,9 @@
 #pragma once
-/* The instructions that CUDA C++ has no word for, each behind a wrapper that the CPU emulation of the
- * tests replaces: tensor cores in TF32 and half precision, and copies that go on while the thread does. */
+/* Instructions that CUDA C++ cannot express, each in a wrapper that the CPU emulation of the tests replaces: tensor
+ * cores in TF32 and half precision, and asynchronous copies. */
 
-/* Tensor cores pay where three TF32 products are faster than one in fp32: on the large cards (A100,
- * H100 and H200, B200), not on those whose TF32 rate is at most twice the fp32 one (8.6, 8.9, 12.x). */
+/* Tensor cores pay off where three TF32 products are faster than one in fp32: on the large cards (A100, H100 and H200,
+ * B200), but not where the TF32 rate is at most twice the fp32 one (8.6, 8.9, 12.x). */
 #if defined(PYA_EMULATE)
 #define PYA_TENSOR 1
 #elif defined(__CUDA_ARCH__)
@@ -57,7 +57,7 @@ half_unpack(unsigned both, float *low, float *high) {
         : "r"(both));
 }
 
-/* 2^x to 2^-22 of it; 0 where it is under 2^-126. */
+/* 2^x with a relative error of 2^-22; 0 below 2^-126. */
 static __device__ inline float
 exp2_near(float x) {
     float y;
@@ -85,13 +85,13 @@ matrix_load(unsigned out[4], const unsigned *row) {
     }
 }
 
-/* Whether x of any of the 32 lanes, all of which say so. */
+/* Is x true in any of the 32 lanes?  All lanes must call it, and all get the answer. */
 static __device__ inline bool
 any_lane(bool x) {
     return __any_sync(0xffffffffu, x);
 }
 
-/* 1 / x to a rounding step, of x from 2^-126 to 2^126. */
+/* 1 / x to about one rounding step, for x from 2^-126 to 2^126. */
 static __device__ inline float
 reciprocal_about(float x) {
     float y;

@@ -1,6 +1,6 @@
 #pragma once
-/* What all PowerSpherical kernels need: the normaliser, one pair of a sample and a component; the
- * formulas and the names are those of csrc/ops/ps_forward.c and ps_backward.c. */
+/* What all PowerSpherical kernels need: the normaliser, and one pair of a sample and a component.  Formulas and names are
+ * those of csrc/ops/ps_forward.c and ps_backward.c. */
 #include "args.h"
 #include "ps_coarse.h"
 #include "tile.cuh"
@@ -19,12 +19,12 @@ norm_tail(double x) {
     return 0.5 * r + q * (1.0 / 12 - q * (1.0 / 120 - q * (1.0 / 252 - q * (1.0 / 240))));
 }
 
-/* log C + kappa log 2 and its derivative, in double: its parts are large and cancel */
+/* log C + kappa log 2 and its derivative; in double, because its parts are large and cancel */
 static __device__ inline void
 norm(double kappa, double dim, double *h, double *dh) {
     const double b = 0.5 * (dim - 1.0);
     double a = kappa + b;
-    if (a <= 0.0) { /* no density: also what keeps the shift below from walking up from -1e30 */
+    if (a <= 0.0) { /* no density; this also keeps the shift below from counting up from -1e30 */
         *h = *dh = (double)__int_as_float(0x7fc00000);
         return;
     }
@@ -43,7 +43,7 @@ norm(double kappa, double dim, double *h, double *dh) {
     *dh = l - norm_tail(a + b) + norm_tail(a) + shift;
 }
 
-/* Adds x to a sum of two numbers, the second of which is what the first one's roundings took. */
+/* Adds x to a sum of two numbers; the second collects the rounding errors of the first. */
 static __device__ inline void
 sum_add(float2 *sum, float x) {
     const float next = sum->x + x;
@@ -52,7 +52,7 @@ sum_add(float2 *sum, float x) {
     sum->x = next;
 }
 
-/* The same of x y. */
+/* The same for the product x y. */
 static __device__ inline void
 sum_add_product(float2 *sum, float x, float y) {
     const float product = __fmul_rn(x, y);
@@ -60,7 +60,7 @@ sum_add_product(float2 *sum, float x, float y) {
     sum->y += fmaf(x, y, -product);
 }
 
-/* Over a row of 16 lanes. */
+/* The sum over a row of 16 lanes. */
 static __device__ inline float2
 sum_reduce16(float2 sum) {
 #pragma unroll
@@ -72,15 +72,15 @@ sum_reduce16(float2 sum) {
     return sum;
 }
 
-/* What is lost of an infinite sum is no number. */
+/* If the sum is infinite, its rounding errors are NaN. */
 static __device__ inline double
 sum_total(float2 sum) {
     return sum.y == sum.y ? (double)sum.x + (double)sum.y : (double)sum.x;
 }
 
-/* log(d + rest), rest 0 or, for d from -1 on, 1: then exact where d is small.  1 + f with f in
- * [-0.25, 0.5] once a power of two is split off; the polynomial is that of csrc/ops/simd_math.h.  No branch:
- * log1pf has one for arguments it cannot get. */
+/* log(d + rest).  rest is 0 or, for d >= -1, 1; the latter is accurate for small d.  A power of two is split off so that
+ * 1 + f remains with f in [-0.25, 0.5]; the polynomial is that of csrc/ops/simd_math.h.  No branch: log1pf has one for
+ * arguments that do not occur here. */
 static __device__ inline float
 log_beside(float d, float rest) {
     const int e = (__float_as_int(d + rest) - 0x3f400000) & (int)0xff800000;
@@ -98,30 +98,30 @@ log_beside(float d, float rest) {
     return fmaf((float)e, 8.26295829e-8f, q);
 }
 
-/* A cosine to a gap (ps_coarse.h), as it is: for those that are not too coarse. */
+/* Turns a cosine that is not too coarse into a gap (ps_coarse.h), without recomputing it. */
 static __device__ inline float
 gap_of(float u) {
     return (u > 1.0f ? 1.0f : u) - 1.0f;
 }
 
-/* log((1 + u) / 2) of a gap, bottom behind the antipode; NaN stays */
+/* log((1 + u) / 2) from a gap; `bottom` beyond the antipode; NaN stays NaN */
 static __device__ inline float
 gap_log_half(float gap, float bottom) {
     const float log_y = log_beside(0.5f * gap, gap > 0.0f ? 0.0f : 1.0f);
     return gap == PS_BEHIND ? bottom : log_y;
 }
 
-/* 1 + u one fp32 step away from the antipode, where gradients are taken, and log y there. */
+/* 1 + u one fp32 step away from the antipode, where gradients there are evaluated, and log y at that point. */
 #define PYA_LEAST 5.9604645e-8f
 #define PYA_LEAST_LOG (-17.32868f)
 
-/* What log y is behind the antipode: finite for the uniform distribution, as 0 * inf is no number. */
+/* log y beyond the antipode: finite for the uniform distribution, since 0 * inf is NaN. */
 static __device__ inline float
 bottom_of(float kappa) {
     return kappa == 0.0f ? PYA_LEAST_LOG : -INFINITY;
 }
 
-/* Of a cosine that is not too coarse, the same bit for bit as of its gap; for others anything. */
+/* For a cosine that is not too coarse the result is bitwise that of its gap; for others it is undefined. */
 static __device__ inline float
 log_prob(float u, float kappa, float h) {
     return fmaf(kappa, log_beside(fmaf(0.5f, u > 1.0f ? 1.0f : u, -0.5f), 1.0f), h);
@@ -132,7 +132,7 @@ is_coarse(float u, float low, float high) {
     return u < low || u > high;
 }
 
-/* The lowest number of a set of 0 to 31, which loses it. */
+/* Removes and returns the lowest number of a set of 0 to 31. */
 static __device__ inline int
 take_lowest(unsigned *set) {
     const int n = __ffs((int)*set) - 1;
@@ -140,7 +140,7 @@ take_lowest(unsigned *set) {
     return n;
 }
 
-/* The gap of row i of a and row j of b, summed again in double. */
+/* The gap of row i of a and row j of b, recomputed in double. */
 static __device__ inline float
 sharp_gap(const rows &a, const rows &b, int i, int j, int dim) {
     const float *x = a.p + i * a.stride;
@@ -164,13 +164,13 @@ view_at(struct pya_ops_view v, long long i, long long t) {
     return ((const float *)v.p)[i * v.i + t * v.t];
 }
 
-/* What a kernel needs of a component and, backward, of a sample. */
+/* What a kernel needs of a component and, in the backward, of a sample. */
 struct component {
     float kappa;
-    float h;    /* of the mixture, it has the weight */
+    float h;    /* in the mixture it includes the weight */
     float high; /* the cosine above which fp32 is too coarse */
-    /* The slope of scale is log((1 + u) / 2) + near, and log(1 + u) + far: in many dimensions most cosines are near 0,
-     * and what is left of the first two has all its digits only so.  far is not the mixture's. */
+    /* The slope of scale is log((1 + u) / 2) + near, or equally log(1 + u) + far.  In many dimensions most cosines are
+     * near 0, and only the latter keeps all digits of the sum.  The mixture does not use far. */
     float near, far;
 };
 struct sample {
@@ -200,7 +200,7 @@ struct columns {
     float low;
 };
 
-/* By all threads, those from m0 on; before a barrier. */
+/* Loads the components from m0 on; called by all threads, followed by a barrier. */
 static __device__ inline void
 put_columns(
     struct columns *of, const struct pya_ops_ps &a, long long m0, long long t, bool mixture) {

@@ -1,5 +1,5 @@
 #pragma once
-/* What the PowerSpherical kernels forward and backward share on cards whose tensor cores pay. */
+/* Shared by the PowerSpherical kernels, forward and backward, for cards with fast tensor cores. */
 #include "args.h"
 #include "spherical.cuh"
 #include "tensor.cuh"
@@ -12,14 +12,14 @@ static_assert(
 static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
 static_assert(PAIR_ROOM <= W_ROOM + WEIGH_ROOM, "gaps and weights take the place of the factors");
 
-/* Whether neighbours (an even index and the next) can be moved as one. */
+/* Can neighbours (an even index and the next) be loaded and stored as one? */
 static __device__ inline bool
 pairs_are_aligned(const void *p, long long step, long long a, long long b) {
     return step == 1 && ((unsigned long long)p | (unsigned long long)((a | b) * 4)) % 8 == 0;
 }
 
-/* The views of a tile's samples and components, for all threads to read: held in shared memory, they
- * hold no registers. */
+/* Puts the views of a tile's samples and components in shared memory, where all threads read them: there they take no
+ * registers. */
 static __device__ inline void
 stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
     __syncthreads();
@@ -30,14 +30,14 @@ stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
     __syncthreads();
 }
 
-/* Also what is no number: the halves of a number that is too large for one make none. */
+/* Also true for NaN: the half-precision parts of a number that is too large for them give NaN. */
 static __device__ inline bool
 is_to_be_made_again(float u, float low, float high) {
     return !(u >= low && u <= high);
 }
 
-/* Whether none of the thread's cosines is to be made again, as it nearly always is; few instructions say so.
- * high(column): the cosine above which it is. */
+/* Is none of the thread's cosines to be recomputed?  So it is nearly always, and few instructions find out.
+ * high(column): the cosine above which it is to be. */
 template <class High>
 static __device__ inline bool
 none_is_coarse(const patch acc, float low, const High &high) {
@@ -55,7 +55,7 @@ none_is_coarse(const patch acc, float low, const High &high) {
     return none;
 }
 
-/* Calls make(row, column, whether they exist) for each pair of a part that the thread found. */
+/* Calls make(row, column, whether they exist) for each pair that the thread found in its part. */
 template <class Make>
 static __device__ inline void
 for_marked(unsigned found, int part, const rows both[2], const Make &make) {
@@ -68,7 +68,7 @@ for_marked(unsigned found, int part, const rows both[2], const Make &make) {
     }
 }
 
-/* A thread's part of a row of the result, r from 0 to 3; all of it is there and aligned. */
+/* Stores a thread's part of a row of the result, r from 0 to 3; all of it exists and is aligned. */
 static __device__ inline void
 store_row(float *to, const patch acc, int r) {
 #pragma unroll
@@ -79,8 +79,8 @@ store_row(float *to, const patch acc, int r) {
     }
 }
 
-/* Cosines to gaps, in w, where the same thread finds them: loops after this need not be unrolled for it, and the
- * registers are free.  The coarse ones are sharp.  Some cosine being no number makes *wild true. */
+/* Writes the gaps to w, where the same thread reads them: loops after this need not be unrolled for it, and the
+ * registers are free.  Coarse ones are recomputed.  Sets *wild if some cosine is NaN. */
 static __device__ inline void
 put_gaps(
     float *w, const patch acc, const struct component *comp, float low, const rows both[2], int dim,
@@ -105,14 +105,14 @@ put_gaps(
         for_marked(here, part, both, [&](int row, int c, bool is_there) {
             float *gap = w + row * W_STRIDE + c;
             if (is_there && *gap != *gap) {
-                *wild = true; /* whoever comes, says the same */
+                *wild = true; /* every thread that gets here writes the same */
             }
             *gap = is_there ? sharp_gap(both[0], both[1], row, c, dim) : 0.0f;
         });
     }
 }
 
-/* e^x, whose share of error grows with x as that of a sum would. */
+/* e^x; the relative error grows with x, as that of a sum in its exponent would. */
 static __device__ inline float
 exp_about(float x) {
     return exp2_near(x * 1.44269504f);

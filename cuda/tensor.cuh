@@ -1,10 +1,10 @@
 #pragma once
-/* Products of 128 x 128 by tensor cores, as accurate as fp32.  Each number is split once, on its way to shared
- * memory, in two parts of half precision, x = hi + lo, and lo*hi + hi*lo + hi*hi is summed, small terms
- * first.  The tensor core truncates where it adds, so that a sum kept there would drift: it sums 16
- * products at a time, and those sums are added in fp32, rounded to nearest.
+/* Products of 128 x 128 on tensor cores, as accurate as fp32.  On its way to shared memory each number is split into two
+ * half-precision parts, x = hi + lo; the result is lo*hi + hi*lo + hi*hi, small terms first.  The tensor core truncates
+ * when it adds, so a sum kept there would drift: it sums 16 products at a time, and those sums are added in fp32,
+ * rounded to nearest.
  *
- * 8 warps, four in rows and two in columns, each with 32 x 64 of the result. */
+ * 8 warps, four in rows and two in columns, each computing 32 x 64 of the result. */
 #include "mma.cuh"
 #include "tile.cuh"
 
@@ -60,8 +60,8 @@ tensor_clear(patch acc) {
     }
 }
 
-/* scale * (x, y) in two parts: hi to 11 bits, lo the next 11; as little as 2^-25 gets lost.  Where hi is
- * infinite, lo is infinite the other way, and any sum with both is no number. */
+/* scale * (x, y) in two parts: hi has 11 bits, lo the next 11; at most 2^-25 is lost.  If hi is infinite, lo is infinite
+ * with the other sign, so that any sum with both is NaN. */
 static __device__ inline void
 split_halves(float x, float y, float scale, unsigned *hi, unsigned *lo) {
     float hx;
@@ -71,15 +71,14 @@ split_halves(float x, float y, float scale, unsigned *hi, unsigned *lo) {
     *lo = half_pack(fmaf(x, scale, -hx), fmaf(y, scale, -hy));
 }
 
-/* The same with hi a whole number.  Sums of products of such are exact up to 2^24, whatever a tensor core
- * cuts off. */
+/* The same with a whole number as hi.  Sums of products of these are exact up to 2^24, whatever a tensor core truncates. */
 static __device__ inline void
 split_whole(float x, float y, float scale, unsigned *hi, unsigned *lo) {
     const float shift = 12582912.0f; /* 1.5 * 2^23 */
     float hx = fmaf(x, scale, shift) - shift;
     float hy = fmaf(y, scale, shift) - shift;
     *hi = half_pack(hx, hy);
-    half_unpack(*hi, &hx, &hy); /* over 2048 not every whole number is one of half precision */
+    half_unpack(*hi, &hx, &hy); /* above 2048 half precision does not have every whole number */
     *lo = half_pack(fmaf(x, scale, -hx), fmaf(y, scale, -hy));
 }
 
@@ -91,7 +90,7 @@ struct fragments_b {
     unsigned part[2][4]; /* of two columns of tiles, j even and j odd */
 };
 
-/* Columns 2q and 2q + 1 of acc += scale * a step of 16; LOWEST: lo*lo, which is left out otherwise. */
+/* acc += scale * a step of 16, for columns 2q and 2q + 1.  LOWEST: only lo*lo, otherwise all but lo*lo. */
 template <bool LOWEST>
 static __device__ inline void
 tensor_step(
@@ -121,15 +120,15 @@ get_pair(const float *p, float *x, float *y) {
     *y = both.y;
 }
 
-/* Whether whole groups of four can be copied. */
+/* Can whole groups of four be copied? */
 static __device__ inline bool
 rows_are_aligned(rows r) {
     return ((unsigned long long)r.p | (unsigned long long)r.stride * 4) % 16 == 0;
 }
 
-/* Copies groups of four numbers, N of them step rows apart from row i on, at column d; zeros where there are
- * none.  To every 4 * THREADS-th place, where this thread alone looks for them after async_wait.  r comes by
- * value: from where rows lie in shared memory they would be read again after each copy. */
+/* Copies groups of four numbers at column d from N rows, i, i + step, ...; zeros where there are none.  They go to every
+ * 4 * THREADS-th place, where only this thread looks for them after async_wait.  r is passed by value: in shared memory
+ * it would be read again after each copy. */
 template <int N>
 static __device__ inline void
 copy_fours(float *to, const rows r, int i, int step, int d, int dim) {
@@ -161,15 +160,15 @@ copy_fours(float *to, const rows r, int i, int step, int d, int dim) {
 
 /* --- pairs: acc = a b^T of 128 rows each --------------------------------------------------------- */
 
-/* Cosines of unit vectors: with these scales hi are whole numbers whose products' sum hardly exceeds 2^24 (of
- * 16: 1/8 in cosines), and lo is small enough that lo*lo can be left out below PAIR_LONG dimensions: 4e-8 at the
- * mode, where it would be more were both scales the smaller one.  A row of a with a number of 4 or more, of b 8,
- * gives no numbers. */
+/* Cosines of unit vectors.  With these scales hi are whole numbers whose sum of products hardly exceeds 2^24 (of 16
+ * products: 1/8 in cosines), and lo is so small that lo*lo can be left out below PAIR_LONG dimensions: 4e-8 at the mode;
+ * it would be more if both scales were the smaller one.  A row of a with a number of 4 or more, or of b with 8 or more,
+ * gives NaN. */
 #define PYA_SCALE_A 16384.0f
 #define PYA_SCALE_B 8192.0f
 
-/* Where a chunk of a row lies, four words; lo PAIR_LO after hi.  Eight rows' chunks of one number are in different
- * banks, and so are eight rows' first or second halves of them. */
+/* Where a chunk of a row is stored, four words; lo is PAIR_LO after hi.  Chunks with the same number of eight rows are in
+ * different banks, and so are the first or the second halves of them. */
 static __device__ inline int
 pair_chunk(int row, int chunk) {
     return row * (SLICE / 2) + 4 * (chunk ^ (SLICE == 32 ? row >> 1 & 3 : row >> 2 & 1));
@@ -221,8 +220,7 @@ pair_stage(float *room, const rows &a, const rows &b, int slice, int dim) {
     async_commit();
 }
 
-/* pair_start sends for the first slices; whoever waits for them, in pair_finish, may do something else in
- * between. */
+/* pair_start requests the first slices; pair_finish waits for them.  Other work may be done in between. */
 static __device__ inline void
 pair_start(float *room, const rows &a, const rows &b, int dim) {
     for (int slice = 0; slice < PAIR_AHEAD; slice++) {
@@ -257,8 +255,8 @@ pair_multiply(patch acc, const unsigned *a, const unsigned *b) {
     }
 }
 
-/* A slice is split into one of two places while others still multiply what is in the other one.  The room is
- * free when pair_finish returns. */
+/* A slice is split into one of two buffers while other threads still multiply what is in the other.  room is free when
+ * pair_finish returns. */
 static __device__ inline void
 pair_finish(patch acc, float *room, const rows &a, const rows &b, int dim) {
     tensor_clear(acc);
@@ -278,7 +276,7 @@ pair_finish(patch acc, float *room, const rows &a, const rows &b, int dim) {
     __syncthreads();
 }
 
-/* --- weighed sums: acc = w b, or w^T b if TRANSPOSED; w: 128 x 128 weights in shared memory -------------- */
+/* --- weighted sums: acc = w b, or w^T b if TRANSPOSED; w: 128 x 128 weights in shared memory ------------- */
 
 #define PYA_SCALE_WEIGHED 2048.0f
 
@@ -287,7 +285,7 @@ weigh_raw(float *room, int slice) {
     return room + 2 * WEIGH_SLICE + slice % WEIGH_AHEAD * WEIGH_RAW + threadIdx.x * 4;
 }
 
-/* Rows of b, 16 of them and 128 columns from c0 on. */
+/* Requests 16 rows of b, 128 columns from c0 on. */
 static __device__ inline void
 weigh_stage(float *room, const rows &b, int slice, int c0, int dim) {
     if (slice * WEIGH_DEPTH < b.n) {
@@ -321,13 +319,13 @@ weigh_start(float *room, const rows &b, int c0, int dim) {
     }
 }
 
-/* The largest of w, without their signs: of each row, of either half of the columns, and of each column, of any
- * quarter of the rows.  Whoever makes w knows them. */
+/* The largest absolute weight of each row, in either half of the columns, and of each column, in each quarter of the
+ * rows.  Whoever computes w knows them. */
 enum { OF_ROWS = 0, OF_COLUMNS = 2, N_LARGEST = 6 };
 typedef float largest_weights[N_LARGEST][BIG];
 
-/* The power of two that brings a row's largest weight to 2^14 or more but under 2^15; what to multiply its
- * results by, if from_scale.  Weights under 2^-101 are not all brought so far. */
+/* The power of two that brings a row's largest weight to at least 2^14 and below 2^15 (weights below 2^-101 do not all get
+ * that far), and the factor for its results that follows from it. */
 static __device__ inline float
 weigh_scale(float largest) {
     const int exponent = __float_as_int(largest) >> 23;
@@ -387,7 +385,7 @@ weigh_multiply(patch acc, const float *first, const unsigned *b, const float sca
     }
 }
 
-/* w is zero where b has no row.  A barrier stands between the writing of w and this; the room is free after it. */
+/* w must be zero where b has no row.  A barrier must separate writing w from this; room is free afterwards. */
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_finish(
@@ -426,12 +424,12 @@ weigh_finish(
     }
 }
 
-/* The same one by one, for numbers that have no parts of half precision. */
+/* The same number by number in fp32, for numbers that cannot be split into half-precision parts. */
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_plain(patch acc, const float *w, const rows &b, int c0, int dim) {
     const struct place p = my_place();
-    async_wait<0>(); /* what weigh_start sent for */
+    async_wait<0>(); /* for what weigh_start requested */
     tensor_clear(acc);
 #pragma unroll 1
     for (int k = 0; k < b.n; k++) {

@@ -1,12 +1,12 @@
 #pragma once
-/* Matrix products of rows in shared memory, shared by the kernels.  Everything is plain fp32 FMA, so
- * that the CPU emulation of the tests executes the very same arithmetic.  256 threads a block. */
+/* Matrix products of rows through shared memory, used by the kernels.  Everything is plain fp32 FMA, so that the CPU
+ * emulation of the tests executes the very same arithmetic.  256 threads per block. */
 
 #ifndef PYA_EMULATE
 #define PYA_SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
 #endif
 
-typedef float real; /* and what the C kernels have in common with these */
+typedef float real; /* the name that the C kernels use in shared headers */
 #define PYA_SHARED static __device__ inline
 
 enum { THREADS = 256, BIG = 128, SMALL = 64, DEPTH = 16 };
@@ -14,11 +14,11 @@ enum { THREADS = 256, BIG = 128, SMALL = 64, DEPTH = 16 };
 struct rows {
     const float *p;
     long long stride;
-    int n; /* rows that exist, of at most BIG; the others read as zero */
+    int n; /* rows that exist, at most BIG; the others read as zero */
 };
 
-/* A block's place where blockIdx.x counts through all of a grid but what blocks walk: the other two
- * indices of a grid end at 65535. */
+/* A block's place.  blockIdx.x counts through everything that blocks do not loop over, because the other two indices of
+ * a grid end at 65535. */
 struct parted {
     unsigned part; /* of n_parts */
     unsigned rest;
@@ -90,7 +90,7 @@ big_place(float s[DEPTH][BIG + 4], const float x[8]) {
     }
 }
 
-/* The column of a thread's j-th result: two groups of four, 64 apart, against bank conflicts. */
+/* The column of a thread's j-th result: two groups of four, 64 apart, to avoid bank conflicts. */
 static __device__ inline int
 big_column(int j) {
     return threadIdx.x % 16 * 4 + j % 4 + j / 4 * 64;
@@ -101,7 +101,7 @@ big_row(int i) {
     return threadIdx.x / 16 * 8 + i;
 }
 
-/* Four numbers side by side in shared memory, by one load: left to the compiler they were four on 9.0. */
+/* Loads four adjacent numbers from shared memory at once: left to the compiler, that took four loads on 9.0. */
 static __device__ inline void
 get_four(float x[4], const float *p) {
     const float4 all = *(const float4 *)p;
