@@ -142,7 +142,7 @@ def test_other_files(tmp_path: Path, content: bytes) -> None:
 
 def test_the_binding_refuses_what_is_no_plan(steps: Path) -> None:
     packed = planning.make(steps).packed()
-    for wrong in (b"", packed[:-1], packed[:7], packed + packed[:-1], packed + b"0"):
+    for wrong in (b"", packed[:-1], packed[:-24], packed[:7], packed + packed[:-1], packed + b"0"):
         with pytest.raises(PlanError, match="the plan is cut off"):
             _core.check_plan(wrong)
     with pytest.raises(TypeError):
