@@ -10,18 +10,18 @@ enum { GC_WAIT_LEAST = 32, GC_WAIT_MOST = 1 << 10, GC_RECOVERY_PAGES = 4 };
 #else
 enum { GC_WAIT_LEAST = 1 << 14, GC_WAIT_MOST = 1 << 24, GC_RECOVERY_PAGES = 64 };
 #endif
-/* Kept beyond what was needed, as a share of it and in pages: pieces between live blocks are no luxury. */
+/* Kept beyond what was needed, as a share of it and in pages: pieces between live blocks are needed anyway. */
 enum { GC_SLACK_SHARE = 32, GC_SLACK_PAGES = 4 };
-/* A shortage is over when this share of the largest live total is there to be had. */
+/* A shortage is over when this share of the largest live total is available. */
 enum { GC_RECOVERY_SHARE = 8 };
 
-/* What of an arena may go: a free run, or grains at its high end. */
+/* A candidate of an arena: a free run, or grains at its high end. */
 struct gc_run {
     struct pya_arena *arena;
     struct pya_block *run;
-    /* Length in bits of the number of requests since it was last used: small differences of age do not count. */
+    /* Bit length of the number of requests since its last use, so that small differences of age do not count. */
     unsigned age_bits;
-    bool is_shown; /* some page of it has a second address, which would have to be made again too */
+    bool is_shown; /* some page has a second address, which would be lost too */
     size_t n_pages;
 };
 
@@ -50,7 +50,7 @@ bits_of(uint64_t value) {
 
 static unsigned
 run_age_bits(const struct pya_arena *arena, const struct pya_block *run, uint64_t requests) {
-    /* An arena counts its own frees; what happened elsewhere since it was last used counts too. */
+    /* An arena counts its own frees; add what happened elsewhere since it was last used. */
     return bits_of(arena->seq - run->seq + (requests - arena->seen_requests));
 }
 
@@ -84,7 +84,7 @@ gc_compare(const void *a, const void *b) {
     return (left->run->addr < right->run->addr) - (left->run->addr > right->run->addr);
 }
 
-/* Once for all of them: each time every stream is asked. */
+/* Called once for all arenas, because each call queries every stream. */
 static void
 card_ask(struct pya_card *card) {
     const struct pya_arena *arena = card->common;
@@ -104,7 +104,7 @@ arena_see(struct pya_arena *arena, uint64_t requests) {
     }
 }
 
-/* Idle runs with whole pages of the default pool's arenas; NULL: none, or no host memory. */
+/* Idle runs with whole pages in the default pool's arenas.  NULL: none, or no host memory. */
 static struct gc_run *
 gc_gather(struct pya_card *card, size_t *n_out) {
     size_t n_room = 0;
@@ -132,7 +132,7 @@ gc_gather(struct pya_card *card, size_t *n_out) {
     return runs;
 }
 
-/* Its highest grains, in order of addresses, at most n_most pages. */
+/* Its highest grains in address order, at most n_most pages. */
 static size_t
 run_high_end(const struct pya_block *run, size_t n_most, pya_page_id *ids) {
     const struct pya_slot *slots = run->range->slots;
@@ -140,7 +140,7 @@ run_high_end(const struct pya_block *run, size_t n_most, pya_page_id *ids) {
     const size_t first = pya_block_first_slot(run);
     size_t end = pya_block_end_slot(run);
     size_t place = pages->items[slots[end - 1].page].place + (size_t)1;
-    if (place < pya_page_n(pages, slots[end - 1].page)) { /* the last one is not free as a whole */
+    if (place < pya_page_n(pages, slots[end - 1].page)) { /* the last grain is not wholly free */
         end -= smaller(place, end - first);
     }
     size_t slot = end;
@@ -167,7 +167,7 @@ collect_pages(struct pya_card *card, size_t n_most, const struct pya_arena *keep
     struct gc_run *runs = gc_gather(card, &n_runs);
     pya_page_id *ids = runs == NULL ? NULL : malloc((n_most + 1) * sizeof *ids);
     for (size_t i = 0; ids != NULL && i < n_runs && n < n_most; i++) {
-        /* The high end: best fit takes from the low one. */
+        /* The high end, because best fit takes from the low one. */
         const struct pya_block *run = runs[i].run;
         size_t k = smaller(runs[i].n_pages, n_most - n);
         k = runs[i].arena == keep ? smaller(k, n_spare) : k;
@@ -183,7 +183,7 @@ collect_pages(struct pya_card *card, size_t n_most, const struct pya_arena *keep
     return n_bytes;
 }
 
-/* Segments, those of the arena that was unused for longest first. */
+/* Gives back segments, starting with the arena that was unused longest. */
 static size_t
 collect_plain(struct pya_card *card, size_t n_bytes) {
     size_t n_freed = 0;
@@ -244,7 +244,7 @@ gc_level(struct pya_card *card) {
     return level == SIZE_MAX ? SIZE_MAX : larger(level, card->keep_bytes);
 }
 
-/* Of `reserved` bytes those above the largest live total of the window, and some slack, that may go. */
+/* The part of `reserved` above the window's largest live total and some slack, which may be given back. */
 static size_t
 gc_excess(
     const struct pya_card *card, const struct pya_window *window, size_t live, size_t reserved) {
@@ -254,7 +254,7 @@ gc_excess(
     return reserved > needed ? reserved - needed : 0;
 }
 
-/* The last collection took nothing that was needed: the next may come sooner again. */
+/* The last collection took nothing that was needed, so the next one may come sooner. */
 static void
 gc_forgive(struct pya_usage *usage, uint64_t requests) {
     if (requests - usage->collected_at >= 4 * usage->wait) {
@@ -283,7 +283,7 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
     }
     gc_forgive(usage, requests);
     size_t over = card->reserved_bytes + n_pages * PYA_PAGE - usage->level_bytes;
-    /* A segment comes whole, whatever lies free beside it. */
+    /* A segment is added whole, whatever is free beside it. */
     size_t coming = arena->small_fit != NULL ? n_pages * PYA_PAGE : 0;
     size_t excess = gc_excess(
         card, &usage->by_requests, card->live_bytes + bytes, card->reserved_bytes + coming);
@@ -291,7 +291,7 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
         return;
     }
     size_t n_keep = bytes / PYA_PAGE + (bytes % PYA_PAGE != 0);
-    /* The last grain that goes does so whole. */
+    /* The last grain is given back whole. */
     size_t n_grain = card->pages.n_grained > 0 ? pya_grain_pages(PYA_N_GRAINS - 1) : 1;
     size_t n_most = smaller(over + (n_grain - 1) * PYA_PAGE, excess);
     size_t n_freed = pya_gc_collect(card, n_most, arena, n_keep);
@@ -302,7 +302,7 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
     }
 }
 
-/* Memory is no longer short once as much is to be had as programs of this size ask for in one go. */
+/* Memory is no longer short once as much is available as programs of this size request in one go. */
 static void
 gc_recover(struct pya_card *card, uint64_t requests) {
     size_t free_bytes;
@@ -334,7 +334,7 @@ pya_gc_after_growth(struct pya_card *card, size_t reserved_before) {
     uint64_t requests = pya_card_requests(card);
     size_t reserved = card->reserved_bytes;
     size_t n_made = reserved > reserved_before ? (reserved - reserved_before) / PYA_PAGE : 0;
-    /* Not by the very request it was collected for. */
+    /* Not by the request that it was collected for. */
     bool was_lately =
         requests > usage->collected_at && requests - usage->collected_at < 2 * usage->wait;
     if (PYA_UNLIKELY(usage->owed_pages > 0 && n_made > 0 && was_lately)) {
@@ -359,13 +359,13 @@ pya_gc_note_request(struct pya_card *card) {
     uint64_t now = pya_device_clock_ns(card->dev);
     uint64_t length = (uint64_t)(card->options.trim_after * 1e9);
     bool was_away = now > usage->last_call_ns && now - usage->last_call_ns >= length;
-    bool is_due = now - window->began >= length || was_away; /* also of a clock that was set back */
+    bool is_due = now - window->began >= length || was_away; /* also if the clock was set back */
     usage->last_call_ns = now;
     if (!is_due) {
         return;
     }
     pya_usage_fold(usage, card->live_bytes);
-    if (was_away) { /* in all that time nothing was needed but what is live */
+    if (was_away) { /* in all that time only live memory was needed */
         window->peak[0] = card->live_bytes;
         window->peak[1] = card->live_bytes;
         window->began = now;

@@ -89,7 +89,7 @@ pya_ladder_borrow(
     struct pya_block **out) {
     pya_status st = pya_ladder_transfer(arena, pya_pages_for(bytes), kind);
     if (pya_is_shortage(st)) {
-        return PYA_OK; /* of addresses: there are other ways */
+        return PYA_OK; /* addresses are short: there are other ways */
     }
     return st == PYA_OK ? pya_ladder_refit(arena, bytes, is_small, out) : st;
 }

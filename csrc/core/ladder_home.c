@@ -4,14 +4,14 @@
 #include "plain.h"
 #include "policy.h"
 
-/* From LADDER_LARGE on, the end of a run is chosen with care. */
+/* From LADDER_LARGE on, the end of the run to take from is chosen with care. */
 #ifdef PYA_TEST_TINY
 enum { LADDER_FIT_TRIES = 2, LADDER_LARGE = 4 << 20 };
 #else
 enum { LADDER_FIT_TRIES = 8, LADDER_LARGE = 64 << 20 };
 #endif
 
-/* Wholly free pages a run loses when `bytes` leave its low or high end. */
+/* Wholly free pages that a run loses if `bytes` are taken from its low or high end. */
 static size_t
 pages_broken(const struct pya_block *run, size_t bytes, bool at_high_end) {
     size_t before = pya_run_pages(run->addr, run->bytes);
@@ -19,7 +19,7 @@ pages_broken(const struct pya_block *run, size_t bytes, bool at_high_end) {
     return before - pya_run_pages(addr, run->bytes - bytes);
 }
 
-/* Of the n_tries best fitting runs, the end that breaks the fewest pages. */
+/* Among the n_tries best fitting runs, takes the end that breaks the fewest pages. */
 static struct pya_block *
 fit_page_aware(struct pya_arena *arena, size_t bytes, int n_tries) {
     struct pya_block *best = NULL;
@@ -114,7 +114,7 @@ pya_ladder_grow(
         if (st != PYA_E_NOMEM && st != PYA_E_LIMIT) {
             return st;
         }
-        /* Where undoing failed too, the hole may be none any more. */
+        /* If undoing failed too, the hole may no longer be one. */
         st = pya_ladder_best_hole(arena, bytes, &hole, &n);
         if (st != PYA_OK) {
             return st;

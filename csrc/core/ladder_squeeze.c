@@ -1,8 +1,8 @@
-/* Steps of the ladder: the capacity is reached.  Everything that gets by with fewer new pages, then waiting, then what other
- * pools have, then the driver's own tables and larger grains, then parts of pages.  Floor 11. */
+/* Steps of the ladder at the capacity: everything that needs fewer new pages, then waiting, then other pools' memory,
+ * then room for the driver's tables and larger grains, then parts of pages.  Floor 11. */
 #include "ladder_internal.h"
 
-/* What goes back to the driver for its own tables. */
+/* Pages that are given back to make room for the driver's own tables. */
 enum { LADDER_DRIVER_PAGES = 16 };
 
 pya_status
@@ -27,7 +27,7 @@ pya_ladder_give_back(struct pya_arena *arena, size_t n_bytes) {
     return st == PYA_OK ? pya_ptrmap_reserve(&card->live) : st;
 }
 
-/* Pages that can still be made, as far as the device knows. */
+/* Pages that can still be created, as far as the device knows. */
 static size_t
 squeeze_room(const struct pya_card *card) {
     size_t free_bytes;
@@ -39,7 +39,7 @@ squeeze_room(const struct pya_card *card) {
     return (room < free_bytes ? room : free_bytes) / PYA_PAGE;
 }
 
-/* Would what lacks beside all that the arena has be there, in larger grains of others and in what can still be made? */
+/* Could the pages that the arena lacks come from larger grains of other arenas and from new pages? */
 static bool
 squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
     const struct pya_card *card = arena->card;
@@ -52,11 +52,12 @@ squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
         n_others += a == arena ? 0 : n;
     }
     const size_t n_lacking = n_there == 0 ? 0 : pya_ladder_stitch_lacks(arena, bytes);
-    return n_lacking > 0 && /* else it was not pages that ran out */
+    return n_lacking > 0 && /* otherwise pages are not what ran out */
            n_others + squeeze_room(card) >= n_lacking;
 }
 
-/* What of pages is free at both ends of a range, and what of the last is not asked for, are less than three pages. */
+/* Could shared pages be enough?  They save the free parts at both ends and the unused rest of the last page: less than
+ * three pages. */
 static bool
 squeeze_may_share(const struct pya_arena *arena, size_t bytes) {
     const struct pya_card *card = arena->card;
@@ -64,7 +65,7 @@ squeeze_may_share(const struct pya_arena *arena, size_t bytes) {
            pya_ladder_stitch_lacks(arena, bytes) <= 2 + squeeze_room(card);
 }
 
-/* Up to so many pages of one kind of arenas, and what there is then. */
+/* Takes up to n_most pages from one kind of arenas, then tries to serve the request. */
 static pya_status
 squeeze_move(
     struct pya_arena *arena, size_t bytes, bool is_small, size_t n_pages, enum pya_transfer kind,
@@ -76,7 +77,7 @@ squeeze_move(
     return st == PYA_OK && *out == NULL ? pya_ladder_save(arena, bytes, is_small, out) : st;
 }
 
-/* What the wait made idle, and what one kind of arenas after another gives. */
+/* Tries the memory that the wait made idle, then one kind of arenas after another. */
 static pya_status
 squeeze_others(
     struct pya_arena *arena, size_t bytes, bool is_small, bool is_open, struct pya_block **out) {
@@ -94,7 +95,7 @@ squeeze_others(
     return st;
 }
 
-/* Free pages of all go back to the device, and another try. */
+/* Gives free pages of all arenas back to the device and tries again. */
 static pya_status
 squeeze_remake(
     struct pya_arena *arena, size_t bytes, bool is_small, size_t n_pages, struct pya_block **out) {
@@ -102,7 +103,7 @@ squeeze_remake(
     return st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
 }
 
-/* Where pages are not what lacks.  st: the shortage so far, which stays where nothing of this is the case. */
+/* For a shortage of something other than pages.  st: the shortage so far, returned if none of this applies. */
 static pya_status
 squeeze_mappings(
     struct pya_arena *arena, size_t bytes, bool is_small, pya_status st, struct pya_block **out) {
@@ -115,19 +116,20 @@ squeeze_mappings(
     }
     if (pya_is_shortage(st) &&
         pya_ladder_stitch_lacks(arena, bytes + LADDER_DRIVER_PAGES * (size_t)PYA_PAGE) == 0) {
-        /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
+        /* Enough is free: the driver had no room for its tables of mappings, which must lie in the card's own
+         * memory. */
         st = squeeze_remake(arena, bytes, is_small, LADDER_DRIVER_PAGES, out);
     }
     if (pya_is_shortage(st) && squeeze_may_remake(arena, bytes)) {
-        /* Enough is free, in larger grains than what lacks: it comes again in smaller ones. */
+        /* Enough is free, but in larger grains than are needed: release them and create smaller ones. */
         const size_t n_most = pya_pages_for(bytes) + pya_grain_pages(PYA_N_GRAINS - 1);
         st = squeeze_remake(arena, bytes, is_small, n_most, out);
     }
     return st;
 }
 
-/* Pages that were given back may not come again, when another process took them: then a whole grain of others, of which
- * more is free than what lacks. */
+/* Pages that were given back may be taken by another process.  In that case takes a whole grain of other arenas,
+ * although more of it is free than is needed. */
 static pya_status
 squeeze_whole_grain(
     struct pya_arena *arena, size_t bytes, bool is_small, pya_status st, struct pya_block **out) {
@@ -139,7 +141,7 @@ squeeze_whole_grain(
     return squeeze_move(arena, bytes, is_small, n_most, PYA_TRANSFER_LAST, out);
 }
 
-/* First what needs no waiting, then waiting, then other pools. */
+/* First what needs no wait, then waiting, then other pools. */
 static pya_status
 squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
@@ -159,7 +161,8 @@ squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
         return wait;
     }
-    /* A capture began meanwhile, or on a stream nobody told us of: what others gave back serves, nothing else may be asked. */
+    /* A capture began meanwhile, or on a stream we were not told of: use what others gave back, but ask nothing
+     * more. */
     const bool is_open = wait == PYA_OK;
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     st = squeeze_others(arena, bytes, is_small, is_open, out);

@@ -1,4 +1,4 @@
-/* Steps of the ladder: the arena's free pages, mapped or moved to where they lie side by side.  Floor 11. */
+/* Steps of the ladder: free pages of the arena, mapped or moved so that they lie side by side.  Floor 11. */
 #include "ladder_internal.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "move.h"
 #include "policy.h"
 
-/* New pages at the end of the arena, wherever they then lie. */
+/* Adds new pages at the end of the arena, wherever it lies. */
 static pya_status
 ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     struct pya_block *hole;
@@ -20,7 +20,7 @@ pya_ladder_stitch_lacks(const struct pya_arena *arena, size_t bytes) {
     return pya_mosaic_plan(arena, bytes, false).n_lacking;
 }
 
-/* New pages, where more are wanted than there are, and what they may have made possible. */
+/* Creates the missing pages; if they make a home fit possible, takes it. */
 static pya_status
 ladder_make_up(
     struct pya_arena *arena, size_t bytes, size_t n_lacking, bool is_small,
@@ -32,7 +32,7 @@ ladder_make_up(
     return st == PYA_OK ? pya_ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* Makes up the missing pages, then maps free ones side by side and hands them out. */
+/* Creates the missing pages, then maps free ones side by side and returns the block. */
 static pya_status
 ladder_map(
     struct pya_arena *arena, struct pya_mosaic mosaic, size_t bytes, bool is_small, bool shares,
@@ -69,7 +69,7 @@ pya_ladder_lengthen_lacks(
     return n - n_there;
 }
 
-/* As ladder_map() behind an idle range; n_lacking: pya_ladder_lengthen_lacks(). */
+/* Like ladder_map(), behind an idle range.  n_lacking: from pya_ladder_lengthen_lacks(). */
 static pya_status
 ladder_lengthen(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
@@ -136,7 +136,7 @@ pya_ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya
     size_t n_moved;
     st = pya_pages_pick(arena, n, NULL, tail, ids, &n_moved);
     if (st == PYA_OK && n_moved < n) {
-        /* What is left of the hole lies behind the new pages. */
+        /* The rest of the hole lies behind the new pages. */
         st = pya_pages_grow(arena, hole, n - n_moved, is_small);
     }
     if (st == PYA_OK && n_moved > 0) {

@@ -7,12 +7,12 @@
 #include "move.h"
 #include "repeat_internal.h"
 
-/* Blocks passed at most to see what covers an address: more than a page has of the smallest ones. */
+/* Limit of blocks passed to find what covers an address: more than a page can hold of the smallest ones. */
 enum { LAY_STEPS = 2 * PYA_PAGE / PYA_ALIGN };
 
 _Static_assert(PYA_LAYOUT_MOST + 2 <= REPEAT_KEPT, "a layout and its ends are remembered whole");
 
-/* A request that no other is like: no size is looked up at the layout's two ends. */
+/* Adds a request that matches no other, so that no size is looked up across the layout's ends. */
 static void
 lay_end(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
@@ -58,7 +58,7 @@ lay_make_room(struct pya_arena *arena) {
     return false;
 }
 
-/* The arena has served nothing yet.  What was made for a larger card is left aside. */
+/* The arena has served nothing yet.  A layout that needs a larger card is ignored. */
 static void
 lay_begin(struct pya_arena *arena, const struct pya_layout *layout) {
     struct pya_block *hole;
@@ -117,8 +117,8 @@ hole_pages(const struct pya_block *hole, pya_dptr end) {
     return pya_pages_for((pya_block_end(hole) < end ? pya_block_end(hole) : end) - hole->addr);
 }
 
-/* The lowest hole of a place that is free otherwise, and the pages that all its holes lack; NULL: there is none, or it is
- * not free. */
+/* The lowest hole in an otherwise free place, and the number of pages that all its holes lack.  NULL: there is no
+ * hole, or the place is not free. */
 static struct pya_block *
 lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t *n_pages) {
     struct pya_range *range = arena->ranges;
@@ -130,7 +130,7 @@ lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t *n_p
     if (range == NULL || range->slots == NULL) {
         return NULL;
     }
-    /* Of the last hole only the first slot is in use. */
+    /* Only the first slot of the last hole is in use. */
     size_t slot = pya_range_slot(range, addr + bytes - 1);
     bool is_behind = slot >= range->n_slots;
     pya_dptr last = is_behind ? pya_range_addr(range, range->n_slots - 1) : addr + bytes - 1;
@@ -151,7 +151,7 @@ lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t *n_p
     return NULL;
 }
 
-/* Making what is not to be had costs a call a page, and the same again to give it back. */
+/* Creating pages that are not available costs one call a page, and the same again to release them. */
 static bool
 lay_has_room(const struct pya_arena *arena, size_t n_pages) {
     size_t free_bytes;
@@ -169,8 +169,8 @@ pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     return is_free;
 }
 
-/* To that address, or ahead of it, below the level of garbage collection: what lies between the layout's ends is used in each
- * step, sooner or later. */
+/* Creates pages up to that address, or beyond while below the level of garbage collection: everything between the
+ * layout's ends is used in each step sooner or later. */
 static pya_status
 lay_grow(
     struct pya_arena *arena, struct pya_block *hole, pya_dptr end, bool is_ahead, bool is_small) {
@@ -201,7 +201,7 @@ pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     if (hole == NULL || !lay_has_room(arena, n_pages)) {
         return PYA_OK;
     }
-    /* None: it was filled, or taken, while others had the lock. */
+    /* NULL: it was filled, or taken, while others had the lock. */
     bool is_ahead = true;
     while (hole != NULL && st == PYA_OK) {
         st = lay_grow(arena, hole, addr + bytes, is_ahead, is_small);

@@ -5,7 +5,7 @@
 
 #include "debug.h"
 
-/* The grain that has the page at addr: its first page, and where that lies. */
+/* The grain of the page at addr: its first page and that page's address. */
 struct where {
     pya_page_id grain;
     pya_dptr addr;
@@ -24,7 +24,7 @@ where_is(const struct pya_block *run, pya_dptr addr) {
     };
 }
 
-/* A run's free end of a grain that it does not cover. */
+/* A run's free end of a grain that it covers only in part. */
 static struct pya_part
 part_begin(const struct pya_block *run, size_t unit) {
     struct pya_part part = {.bytes = 0};
@@ -38,7 +38,7 @@ part_begin(const struct pya_block *run, size_t unit) {
     return part;
 }
 
-/* Its free start of one. */
+/* A run's free start of such a grain. */
 static struct pya_part
 part_end(const struct pya_block *run, size_t unit) {
     struct pya_part part = {.bytes = 0};
@@ -51,7 +51,7 @@ part_end(const struct pya_block *run, size_t unit) {
     return part;
 }
 
-/* The smallest parts of at least `least` bytes each, or the largest where all are less. */
+/* The smallest parts of at least `least` bytes each, or the largest if all are smaller. */
 struct parts {
     size_t unit;
     size_t least;
@@ -93,7 +93,7 @@ parts_find(const struct pya_arena *arena, size_t unit, size_t least) {
     return parts;
 }
 
-/* Of the smallest unused grain; false: there is none. */
+/* Cuts a grain of the smallest unused size; false: there is none. */
 static bool
 mosaic_cut(struct pya_mosaic *mosaic, const struct pya_grains *there, size_t bytes) {
     for (unsigned grain = 0; grain < PYA_N_GRAINS; grain++) {
@@ -119,7 +119,7 @@ pya_mosaic_plan(const struct pya_arena *arena, size_t bytes, bool shares) {
     if (left == 0) {
         return mosaic;
     }
-    /* A whole grain is cut last: it can go back, or to another stream. */
+    /* A whole grain is cut last, because it could be given back or go to another stream. */
     const struct parts parts = parts_find(arena, unit, left);
     bool is_begin = parts.begin.bytes >= left;
     bool is_end = parts.end.bytes >= left;
@@ -155,7 +155,7 @@ list_grain(const struct pya_pages *pages, pya_page_id first, pya_page_id *ids) {
     return n;
 }
 
-/* The last grain of a size goes to the end of the list. */
+/* Moves the last grain of a size to the end of the list. */
 static void
 list_turn(const struct pya_pages *pages, unsigned grain, pya_page_id *ids, size_t n) {
     const size_t n_grain = pya_grain_pages(grain);

@@ -5,8 +5,8 @@
 
 #include "debug.h"
 
-/* How many pages there are, at least, before grains of a size are made.  What a program loads, before it frees anything
- * much, mostly stays: grains of it are not half idle later. */
+/* Minimal number of pages before grains of a size are created.  What a program loads before it frees much mostly
+ * stays, so its grains are not half idle later. */
 #ifdef PYA_TEST_GRAINS
 static const size_t GRAIN_FROM[PYA_N_GRAINS] = {0, 8, 32};
 static const size_t GRAIN_FROM_FAST[PYA_N_GRAINS] = {0, 4, 16};
@@ -18,11 +18,10 @@ static const size_t GRAIN_FROM_FAST[PYA_N_GRAINS] = {0, 256, 1024};
 static const size_t GRAIN_FROM_LOADING[PYA_N_GRAINS] = {0, 128, 512};
 enum { BROKEN_SHARE = 32 };
 #endif
-/* It loads until one byte in so many of what there is was freed. */
+/* A program is loading until it has freed one byte in LOADING_SHARE of its memory. */
 enum { LOADING_SHARE = 32 };
 
-/* runs[i] down to its place in a binary heap, the lowest address on top: only as many are put in order as pages are
- * wanted of. */
+/* Sifts runs[i] down in a binary heap with the lowest address on top.  A heap sorts only as many runs as are needed. */
 static void
 runs_sift(struct pya_block **runs, size_t n, size_t i) {
     struct pya_block *run = runs[i];
@@ -38,7 +37,7 @@ runs_sift(struct pya_block **runs, size_t n, size_t i) {
     runs[i] = run;
 }
 
-/* The next grain at or above *slot that lies in the run as a whole, none of its pages marked as leaving; moves *slot behind
+/* The next grain at or above *slot that lies wholly in the run and has no page marked as leaving.  Moves *slot behind
  * it.  Returns its number of pages; 0: there is none. */
 static size_t
 run_next(const struct pya_block *run, bool only_left, size_t *slot, pya_page_id *id) {
@@ -88,7 +87,7 @@ pya_grains_count(const struct pya_arena *arena, bool some_leave) {
     return grains;
 }
 
-/* Sizes divide one another, so the largest first. */
+/* Each size divides the next, so the largest comes first. */
 size_t
 pya_grains_choose(struct pya_grains *grains, size_t n_most) {
     size_t n = 0;
@@ -100,7 +99,7 @@ pya_grains_choose(struct pya_grains *grains, size_t n_most) {
     return n;
 }
 
-/* Lowest address first, as far as they are wanted. */
+/* Lowest addresses first, as many as are wanted. */
 static size_t
 run_pick(const struct pya_block *run, bool only_left, struct pya_grains *wanted, pya_page_id *ids) {
     const struct pya_page *items = run->arena->card->pages.items;
@@ -129,7 +128,7 @@ pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, bool some_leave)
     return pya_grains_choose(&grains, n_most);
 }
 
-/* The runs to pick from, and what they have. */
+/* The runs to pick from, and the grains in them. */
 struct choice {
     struct pya_block **runs;
     size_t n;
@@ -149,7 +148,7 @@ choice_add(void *arg, struct pya_block *run) {
     }
 }
 
-/* Its runs, for free(). */
+/* Lists the arena's runs; the caller frees choice->runs. */
 static pya_status
 choice_make(struct choice *choice, const struct pya_arena *arena) {
     choice->runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *));
@@ -160,7 +159,7 @@ choice_make(struct choice *choice, const struct pya_arena *arena) {
     return PYA_OK;
 }
 
-/* Those of its grains that are wanted, lowest addresses first. */
+/* Picks the wanted grains, lowest addresses first. */
 static size_t
 choice_pick(struct choice *choice, struct pya_grains *wanted, pya_page_id *ids) {
     struct pya_block **runs = choice->runs;
@@ -200,7 +199,7 @@ pya_pages_pick(
     }
     struct pya_grains wanted = choice.grains;
     if (only_left && pya_grains_pages(&wanted) == 0) {
-        arena->has_left = false; /* nobody need look again */
+        arena->has_left = false; /* no need to look again */
     }
     (void)pya_grains_choose(&wanted, n_most);
     *n_out = choice_pick(&choice, &wanted, ids);
@@ -224,7 +223,7 @@ pya_grains_pick(struct pya_arena *arena, const struct pya_grains *grains, pya_pa
     return PYA_OK;
 }
 
-/* Where a page was before it moved. */
+/* A page's home before it moved. */
 struct old_home {
     struct pya_range *range;
     size_t slot;
@@ -257,7 +256,7 @@ pya_status
 pya_pages_move(
     struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages) {
     struct pya_card *card = arena->card;
-    /* A cut of the hole and, per page at worst, a piece and the rest above it. */
+    /* One cut of the hole; and in the worst case for each page a piece and the rest above it. */
     pya_status st = pya_slab_reserve(&card->blocks, 2 * n_pages + 2);
     if (st != PYA_OK) {
         return st;
@@ -275,7 +274,7 @@ pya_pages_move(
     st = pya_arena_settle(arena, hole, ids, n_pages);
     if (st == PYA_OK) {
         pages_leave(old, n_pages);
-        /* Only now: counted at both homes, they would be a peak that never was. */
+        /* Only now: counting them at both homes would show a peak that never was. */
         pya_arena_note_mapped(arena, range, addr, n_pages);
         card->stats.scalar[PYA_STAT_pyalloc_page_moves] += (int64_t)n_pages;
     }
@@ -283,7 +282,7 @@ pya_pages_move(
     return st;
 }
 
-/* Little is left of the card, or of the limit. */
+/* Is little left of the card, or of the limit? */
 static bool
 card_is_almost_full(const struct pya_card *card, size_t n_pages) {
     const size_t total = card->caps.total_bytes;
@@ -297,8 +296,8 @@ card_is_loading(const struct pya_card *card, size_t n_all) {
     return (size_t)freed / PYA_PAGE < n_all / LOADING_SHARE;
 }
 
-/* Free pages of grains that something else lies in can hardly be stitched and not be given back.  Where they are more than
- * a little of all, or memory may soon be short, larger grains are no more made. */
+/* Free pages whose grains are partly in use can hardly be stitched and cannot be given back.  Once they are more than
+ * a small share, or memory may soon be short, no larger grains are created. */
 static unsigned
 grain_for(const struct pya_arena *arena, size_t n_pages, size_t n_foreseen) {
     const struct pya_card *card = arena->card;
@@ -312,7 +311,7 @@ grain_for(const struct pya_arena *arena, size_t n_pages, size_t n_foreseen) {
         card_is_almost_full(card, n_pages)) {
         return 0;
     }
-    /* Hardly anything is free, as a rule, when memory grows: then nobody need look at it. */
+    /* Usually hardly anything is free when memory grows, and then no search is needed. */
     const size_t n_bearable = n_all / BROKEN_SHARE;
     bool is_broken = n_foreseen == 0 && arena->free_pages > n_bearable &&
                      arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false) > n_bearable;

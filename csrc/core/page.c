@@ -6,7 +6,7 @@
 
 #include "debug.h"
 
-/* Below this a look at the device's free memory costs more than pages made in vain. */
+/* Below this many pages, querying the device's free memory costs more than creating pages in vain. */
 #ifdef PYA_TEST_TINY
 enum { MAKE_ASKS_FROM = 2 };
 #else
@@ -29,7 +29,7 @@ pya_pages_fini(struct pya_pages *pages) {
 
 pya_status
 pya_pages_reserve(struct pya_pages *pages, size_t n) {
-    size_t needed = pages->n_items + n; /* unused entries may be of other grains */
+    size_t needed = pages->n_items + n; /* unused entries may belong to other grain sizes */
     if (needed <= pages->n_room) {
         return PYA_OK;
     }
@@ -108,7 +108,7 @@ pya_pages_make(
         grain = grain < most ? grain : most;
         st = grain_create(pages, dev, grain, ids + n_had);
         n_had += st == PYA_OK ? pya_grain_pages(grain) : 0;
-        if (st == PYA_E_NOMEM && grain > 0) { /* there may be room for a part of it */
+        if (st == PYA_E_NOMEM && grain > 0) { /* there may be room for a smaller grain */
             most = grain - 1;
             st = PYA_OK;
         }

@@ -6,7 +6,7 @@
 #include "debug.h"
 #include "fence.h"
 
-/* Events kept for each stream.  A burst of more is given back. */
+/* Events kept for each stream.  After a burst the rest is given back. */
 #ifdef PYA_TEST_TINY
 enum { PENDING_SPARE = 2 };
 #else
@@ -67,8 +67,8 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
     return PYA_OK;
 }
 
-/* On failure the use stays without an event, which reads as "busy".  An event recorded on a captured stream becomes part of
- * the graph, and whoever asks about it ends the capture: also of one that began since the stream was asked. */
+/* On failure the use stays without an event, which means "busy".  An event recorded on a captured stream becomes part
+ * of the graph, and querying it ends the capture; this includes a capture that began since the stream was asked. */
 static void
 use_mark(struct pya_card *card, struct pya_use *use) {
     struct pya_pending *queue = use->queue;
@@ -86,7 +86,7 @@ use_mark(struct pya_card *card, struct pya_use *use) {
         return;
     }
     use->event = *event;
-    if (!queue->fence->is_foreign) { /* which is waited for instead, and that costs */
+    if (!queue->fence->is_foreign) { /* a foreign stream is waited for instead, which costs */
         queue->n_failed = 0;
     }
     if (spare != NULL) {
@@ -96,7 +96,7 @@ use_mark(struct pya_card *card, struct pya_use *use) {
     }
 }
 
-/* It is done. */
+/* Retires a use that is complete. */
 static void
 use_retire(struct pya_card *card, struct pya_use *use) {
     struct pya_pending *queue = use->queue;
@@ -164,8 +164,8 @@ pya_pending_resume(struct pya_card *card) {
     pya_device_end(card->dev);
 }
 
-/* Its context, as of a block that nothing uses any more; what is traced is told by the call that found it done or, as in
- * torch, by the allocation. */
+/* Releases a block that nothing uses any more.  The trace shows the context of the call that found it complete or, as
+ * in torch, of the allocation. */
 static void
 pending_release(struct pya_card *card, struct pya_block *block) {
     const struct pya_context_owner *owner = &card->contexts;
@@ -210,7 +210,8 @@ queue_drain(struct pya_card *card, struct pya_pending *queue) {
     }
 }
 
-/* The stream was destroyed, or may have been: no event can be had, but all that was ever asked of it was waited for now. */
+/* The stream was, or may have been, destroyed.  There can be no event, but all work ever queued on it has now been
+ * waited for. */
 static bool
 queue_is_over(struct pya_card *card, const struct pya_pending *queue) {
     bool is_capturing;
@@ -220,7 +221,8 @@ queue_is_over(struct pya_card *card, const struct pya_pending *queue) {
            pya_fence_sync(card, queue->fence, false) == PYA_OK;
 }
 
-/* What could not be marked is tried again, ever more rarely: the reason may have passed, or the stream is gone for good. */
+/* Tries again to mark what could not be marked, ever more rarely: the reason may have passed, or the stream is gone
+ * for good. */
 static bool
 head_is_marked(struct pya_card *card, struct pya_pending *queue) {
     if (queue->head->event != 0) {
@@ -241,7 +243,7 @@ head_is_marked(struct pya_card *card, struct pya_pending *queue) {
     return false;
 }
 
-/* An event recorded while somebody captured the stream by hand became part of the graph, and never tells anything. */
+/* An event recorded while someone captured the stream by hand became part of the graph and never completes. */
 static bool
 head_is_done(struct pya_card *card, struct pya_pending *queue) {
     bool is_done = false;
@@ -279,8 +281,8 @@ pya_pending_must_not_wait(struct pya_card *card) {
     return pya_fences_are_capturing(card);
 }
 
-/* The last event is of all that is queued, whichever device the stream is of, unless it became part of a graph.  Without
- * one: a destroyed stream never answers again, and a foreign one may be. */
+/* The last event covers everything queued, whichever device the stream is on, unless it became part of a graph.
+ * Without an event: a destroyed stream never answers again, and a foreign one may be destroyed. */
 static pya_status
 queue_wait(struct pya_card *card, const struct pya_pending *queue) {
     pya_status st = PYA_E_CAPTURE;
@@ -303,7 +305,7 @@ pya_pending_sync(struct pya_card *card) {
             queue_drain(card, queue);
         }
         if (st != PYA_OK && (st != PYA_E_CAPTURE || result == PYA_OK)) {
-            result = st; /* a capture ends, other failures may not */
+            result = st; /* a capture ends; other failures may not */
         }
     }
     pya_card_unpark(card);

@@ -7,11 +7,11 @@
 #include "lock.h"
 #include "segment.h"
 
-/* torch's sizes (shared facts of its allocator, so that nobody needs more here than there). */
+/* torch's sizes, so that a program needs no more here than with torch's allocator. */
 enum {
     PLAIN_SMALL_SEGMENT = 2 << 20,
     PLAIN_LARGE_SEGMENT = 20 << 20,
-    PLAIN_LARGE_FROM = 10 << 20, /* requests from here on get a segment of their own */
+    PLAIN_LARGE_FROM = 10 << 20, /* requests of this size or more get their own segment */
 };
 
 size_t
@@ -22,14 +22,14 @@ pya_plain_segment_bytes(size_t bytes, bool is_small) {
     return bytes < PLAIN_LARGE_FROM ? PLAIN_LARGE_SEGMENT : pya_round_up(bytes, PYA_PAGE);
 }
 
-/* As in torch, where the option must be above it, a fresh segment is never too large for what it was made for. */
+/* As in torch, where the option must be larger, a fresh segment is never too large for its request. */
 static size_t
 plain_max_split(const struct pya_arena *arena) {
     size_t max_split = arena->card->options.max_split_size;
     return max_split == 0 || max_split > PLAIN_LARGE_SEGMENT ? max_split : PLAIN_LARGE_SEGMENT + 1;
 }
 
-/* A segment came (sign 1) or goes (-1). */
+/* Counts a segment that was added (sign 1) or is removed (-1). */
 static void
 plain_count_segment(struct pya_arena *arena, const struct pya_range *range, int sign) {
     struct pya_card *card = arena->card;
@@ -53,11 +53,13 @@ plain_is_older(const struct pya_block *a, const struct pya_block *b) {
     return a->range->order < b->range->order || (a->range == b->range && a->addr < b->addr);
 }
 
-/* Among so many, the lowest: buffers for collectives are few, crumbs between small blocks may be many thousands. */
+/* Among more runs than this, take the lowest: buffers for collectives are few, fragments between small blocks may be
+ * thousands. */
 enum { PLAIN_LIKE = 64 };
 
-/* As torch: of runs of one size that of the oldest segment, not the lowest.  Ranks of a job that ask for the same take the
- * same segments then, wherever each one's own allocator put them; symmetric memory relies on it. */
+/* As in torch: among runs of one size, take the one in the oldest segment, not the lowest.  Ranks of a job that make
+ * the same requests then get the same segments, wherever each one's allocator put them; symmetric memory relies on
+ * it. */
 static struct pya_block *
 plain_oldest(const struct pya_fit *fit, struct pya_block *run) {
     struct pya_block *oldest = run;
@@ -102,15 +104,16 @@ pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, boo
 }
 
 /* ---- a pool's own allocator ----
- * It is called without the card's lock.  It may be written in Python: what it drops, or the collector finds while it runs,
- * is freed by this same thread, and other threads may hold the interpreter and want the lock. */
+ * It is called without the card's lock, because it may be written in Python: objects that it drops, or that the
+ * collector finds meanwhile, are freed by this thread, and other threads may hold the interpreter while they wait for
+ * the lock. */
 
 static bool
 plain_is_own(const struct pya_arena *arena) {
     return arena->pool != NULL && arena->pool->source.alloc != NULL;
 }
 
-/* The arena and its pool stay meanwhile.  Returns the context of the request in progress. */
+/* Releases the lock; the arena and its pool stay meanwhile.  Returns the context of the request in progress. */
 static void *
 plain_leave(struct pya_arena *arena) {
     struct pya_card *card = arena->card;
@@ -129,7 +132,7 @@ plain_return(struct pya_arena *arena, void *current) {
     pya_history_set_current(card->history, current);
 }
 
-/* The segments of these ranges, which nobody knows any more, and the ranges. */
+/* Frees these unlinked ranges and their segments. */
 static void
 plain_hand_back(struct pya_arena *arena, struct pya_range *ranges) {
     if (ranges == NULL) {
@@ -145,7 +148,7 @@ plain_hand_back(struct pya_arena *arena, struct pya_range *ranges) {
     plain_return(arena, current);
 }
 
-/* What a segment of so many bytes needs before it may come. */
+/* Makes everything ready for a segment of this size before it is allocated. */
 static pya_status
 plain_prepare(const struct pya_arena *arena, size_t segment) {
     struct pya_card *card = arena->card;
@@ -167,7 +170,7 @@ plain_ask(struct pya_arena *arena, size_t segment, struct pya_range *range) {
     if (st != PYA_OK) {
         return st;
     }
-    /* Others may have taken what was there before. */
+    /* Others may have used up what was prepared. */
     st = plain_prepare(arena, segment);
     st = st == PYA_OK ? pya_ptrmap_reserve(&card->live) : st;
     if (st != PYA_OK) {
@@ -238,7 +241,7 @@ pya_plain_borrow(
     return PYA_E_NOMEM;
 }
 
-/* Nobody knows the segment any more; the range is the caller's. */
+/* Unlinks a segment.  The caller then owns the range. */
 static struct pya_range *
 plain_unlink(struct pya_arena *arena, struct pya_range **link) {
     struct pya_card *card = arena->card;
@@ -266,7 +269,7 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
     return st;
 }
 
-/* Wholly free, and not part of what is kept for good unless everything is wanted. */
+/* Is it wholly free, and not part of the memory kept by pya_reserve(), unless everything is wanted? */
 static bool
 plain_may_go(const struct pya_range *range, bool everything) {
     const struct pya_card *card = range->arena->card;

@@ -1,5 +1,5 @@
-/* Requests are followed as a compressor follows a text: a pointer runs along the earlier requests while the new ones
- * have the same sizes; where they differ it looks for where the last few sizes came before.  Floor 8. */
+/* Requests are followed like a compressor follows a text: a pointer runs along the earlier requests while the new
+ * ones have the same sizes.  Where they differ, it looks for the last occurrence of the last few sizes.  Floor 8. */
 #include "repeat.h"
 
 #include <stdlib.h>
@@ -10,15 +10,15 @@
 #include "spans.h"
 #include "stitch.h"
 
-/* After 2 * REPEAT_ENOUGH requests without a streak of REPEAT_LEAST, so many are not looked at. */
+/* After 2 * REPEAT_ENOUGH requests without a streak of REPEAT_LEAST, this many requests are skipped. */
 enum { REPEAT_PAUSE = 8 * REPEAT_ENOUGH };
-/* Settling: a request whose old place is taken moves to one that no other request will want while it lives.  Otherwise
- * it would take another's place, that one the next's, and so on for dozens of periods.
+/* Settling: a request whose old place is taken moves to a place that no other request will want during its life.
+ * Otherwise it would take another request's place, that one the next one's, and so on for dozens of periods.
  *
  * Done for periods of at least SETTLE_PERIOD requests, from a streak of SETTLE_LEAST on (with less,
- * super_resolution's peak is 1.06 of live memory instead of 1.02) until one of SETTLE_PERIODS periods: what has not
- * settled by then never will.  By a layout it is done from the first request on, until SETTLE_PERIODS times those of the
- * layout were made.  SETTLE_RUNS free runs are tried, the best fitting first. */
+ * super_resolution's peak is 1.06 of live memory instead of 1.02) up to a streak of SETTLE_PERIODS periods: what has
+ * not settled by then never will.  With a layout it is done from the first request until SETTLE_PERIODS times the
+ * layout's requests were made.  SETTLE_RUNS free runs are tried, best fit first. */
 #ifdef PYA_TEST_TINY
 enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
 #else
@@ -26,19 +26,19 @@ enum { SETTLE_LEAST = 512, SETTLE_PERIOD = 32 };
 #endif
 enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
 /* Settling sorts the places that other requests will want.  Where it never helps (each step makes all tensors anew
- * from those of the last), a step of thousands of blocks would take seconds.  So each request earns SETTLE_SPANS
- * places to be sorted, and the debt may reach SETTLE_SPANS_MOST. */
+ * from those of the last), a step of thousands of blocks would take seconds.  So each request earns the sorting of
+ * SETTLE_SPANS places, and the debt is limited to SETTLE_SPANS_MOST. */
 enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_ENOUGH };
-/* A period may turn out to have up to LENGTHEN_PARTS parts, where LENGTHEN_LEAST frees in a row say so: one alone is
- * chance where some blocks live for some steps (a replay buffer, a memory bank). */
+/* A period may turn out to have up to LENGTHEN_PARTS parts if LENGTHEN_LEAST frees in a row indicate it.  One alone
+ * may be chance where some blocks live for several steps (a replay buffer, a memory bank). */
 enum { LENGTHEN_PARTS = 64, LENGTHEN_LEAST = 5 };
-/* Blocks passed at most on the way to a little one's place: a page may hold thousands, and best fit costs less.  A layout
- * has them side by side, and relies on each. */
+/* Limit of blocks passed on the way to a little request's place: a page may hold thousands, and best fit costs less.
+ * A layout has such places side by side and relies on each. */
 enum { LITTLE_STEPS = 128, LITTLE_STEPS_LAID = 4096 };
 
 _Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
 
-/* The earlier request that the new one corresponds to; n: none is known. */
+/* The earlier request that corresponds to the new one; n: none is known. */
 static size_t
 repeat_find(const struct pya_repeat *repeat, size_t bytes) {
     uint64_t mixed = repeat_mixed(bytes);
@@ -50,13 +50,13 @@ repeat_find(const struct pya_repeat *repeat, size_t bytes) {
     return repeat_is_like(repeat, i, mixed) ? i : repeat->n;
 }
 
-/* Length of the streak with the new request. */
+/* Length of the streak including the new request. */
 static size_t
 repeat_streak(const struct pya_repeat *repeat) {
     return repeat->like < repeat->n && repeat->like == repeat->follow ? repeat->streak + 1 : 0;
 }
 
-/* The same, with the streak before it where that counts together (REPEAT_RESUME). */
+/* The same, plus the streak before it if both count as one (REPEAT_RESUME). */
 static size_t
 repeat_stretch(const struct pya_repeat *repeat) {
     size_t streak = repeat_streak(repeat);
@@ -68,7 +68,7 @@ repeat_stretch(const struct pya_repeat *repeat) {
 static bool
 repeat_is_known(struct pya_repeat *repeat) {
     size_t streak = repeat_stretch(repeat);
-    /* A layout was made for this program: one request that is as foreseen is enough. */
+    /* The layout was made for this program, so one matching request is enough. */
     if (streak < (repeat->is_laid ? 1 : REPEAT_LEAST)) {
         return false;
     }
@@ -92,7 +92,7 @@ arena_range_at(const struct pya_arena *arena, pya_dptr addr) {
     return range;
 }
 
-/* The range that has pages at the address: the arena's own as a rule, or that of a stream it took memory of. */
+/* The range with pages at the address: usually the arena's own, or that of a stream whose memory it took. */
 static struct pya_range *
 repeat_range_at(const struct pya_arena *arena, pya_dptr addr) {
     struct pya_range *range = arena_range_at(arena, addr);
@@ -114,7 +114,7 @@ pya_repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes, si
     return fits ? run : NULL;
 }
 
-/* Room for one request more; NULL: none at all. */
+/* Makes room for one more request; NULL: there is no memory of requests at all. */
 static struct pya_repeat *
 repeat_of(struct pya_arena *arena) {
     struct pya_repeat *old = arena->repeat;
@@ -125,7 +125,7 @@ repeat_of(struct pya_arena *arena) {
     struct pya_repeat *repeat = realloc(old, sizeof *repeat + n_room * sizeof *repeat->kept);
     if (repeat == NULL) {
         if (old != NULL) {
-            old->n_most = old->n_room; /* older ones are forgotten from now on */
+            old->n_most = old->n_room; /* older requests are forgotten from now on */
         }
         return old;
     }
@@ -137,8 +137,8 @@ repeat_of(struct pya_arena *arena) {
     return repeat;
 }
 
-/* Where the program seems to repeat itself, keeps from now on what settling needs.  Not where streams share memory:
- * they take it from one another, and nothing settles. */
+/* If the program seems to repeat itself, starts to record what settling needs.  Not if streams share memory: they
+ * take it from each other, and nothing settles. */
 static void
 repeat_watch(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
@@ -150,7 +150,7 @@ repeat_watch(struct pya_arena *arena) {
     }
 }
 
-/* Do blocks come to lie where they lay a period ago, unless another lies there? */
+/* Do blocks return to their places of one period ago, unless another block lies there? */
 static bool
 repeat_is_steady(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
@@ -187,7 +187,8 @@ spans_add_pages(
     }
 }
 
-/* What other requests will want of `runs` while the new one lives, if all goes on as one period ago. */
+/* The parts of `runs` that other requests will want during the new one's life, if everything continues as one period
+ * ago. */
 static struct pya_spans
 spans_wanted(struct pya_arena *arena, const struct pya_spans *runs) {
     struct pya_repeat *repeat = arena->repeat;
@@ -210,14 +211,14 @@ spans_wanted(struct pya_arena *arena, const struct pya_spans *runs) {
     return spans;
 }
 
-/* The best fitting free memory that no other request will want; two records were reserved. */
+/* The best fitting free memory that no other request will want.  The caller has reserved two records. */
 static struct pya_block *
 repeat_settle(struct pya_arena *arena, size_t bytes) {
     struct pya_block *best = pya_fit_find(&arena->fit, bytes);
     if (best == NULL) {
         return NULL;
     }
-    /* Only what meets these runs need be sorted: most of what is wanted lies elsewhere. */
+    /* Only places that meet these runs must be sorted; most lie elsewhere. */
     struct pya_spans runs = {.is_whole = true};
     struct pya_block *run = best;
     for (int i = 0; i < SETTLE_RUNS && run != NULL; i++) {
@@ -243,7 +244,8 @@ repeat_settle(struct pya_arena *arena, size_t bytes) {
     return block;
 }
 
-/* The stitched range that the corresponding request had: another of that size may be free too, but is another's. */
+/* The stitched range that the corresponding request had.  Another one of that size may be free too, but belongs to
+ * another request. */
 static struct pya_block *
 repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     struct pya_block *block = NULL;
@@ -260,7 +262,7 @@ pya_dptr
 pya_littles_place(const struct pya_arena *arena, size_t bytes) {
     const struct pya_littles *littles = arena->littles;
     const struct pya_repeat *repeat = arena->repeat;
-    size_t next = repeat->follow; /* what the next large request should be like */
+    size_t next = repeat->follow; /* the expected counterpart of the next large request */
     if (!littles->is_followed || next <= repeat->n_stays || next >= repeat->n) {
         return 0;
     }
@@ -315,7 +317,8 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
         return NULL;
     }
     if (PYA_UNLIKELY(repeat->follow + 1 == repeat->n_laid)) {
-        /* The layout's end: as one period ago from here on. The little ones before this request were of the layout yet. */
+        /* The layout's end: from here on requests compare with one period ago.  The little requests before this one
+         * still belonged to the layout. */
         repeat->follow = repeat->n - repeat->laid_period;
     }
     repeat->like = repeat_find(repeat, bytes);
@@ -337,7 +340,7 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     pya_dptr addr = repeat_addr(repeat, repeat->like);
     struct pya_block *run = pya_repeat_run_at(arena, addr, bytes, SIZE_MAX);
     if (run == NULL && pya_lay_lacks(arena, addr, bytes)) {
-        return NULL; /* pya_lay_fill() is to be asked */
+        return NULL; /* the caller must try pya_lay_fill() */
     }
     struct pya_block *block = run != NULL ? pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED)
                                           : repeat_restitch(arena, addr, bytes);
@@ -354,7 +357,7 @@ pya_repeat_is_known(const struct pya_arena *arena) {
     return arena->repeat != NULL && arena->repeat->is_known;
 }
 
-/* Random sizes never repeat: looking for it is not worth what it costs then. */
+/* Random sizes never repeat, and looking for repetition is then not worth its cost. */
 static void
 repeat_review(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
@@ -365,8 +368,9 @@ repeat_review(struct pya_arena *arena) {
     repeat->n_review = repeat->n + (size_t)2 * REPEAT_ENOUGH;
 }
 
-/* Is the layout of another program?  Then one request that is as foreseen is chance, and the program does as without it,
- * until REPEAT_LEAST in a row are: it may have begun with what the layout does not have, a state that it loads. */
+/* Does the layout belong to another program?  Then a single matching request is chance, and the program is served as
+ * without a layout until REPEAT_LEAST in a row match: it may have begun with something the layout lacks, such as
+ * loading a state. */
 static void
 repeat_weigh_layout(struct pya_repeat *repeat) {
     const size_t n_made = repeat_n_made(repeat) + 1;
@@ -380,15 +384,15 @@ repeat_weigh_layout(struct pya_repeat *repeat) {
     }
 }
 
-/* Chooses what the next request should be like. */
+/* Chooses the expected counterpart of the next request. */
 static void
 repeat_go_on(struct pya_repeat *repeat) {
     bool is_lost = repeat->like == repeat->n;
     if (is_lost && repeat->is_laid && repeat->n_unforeseen < REPEAT_RESUME) {
-        repeat->n_unforeseen++; /* it may be one more than there were when the layout was made */
+        repeat->n_unforeseen++; /* may be one request more than when the layout was made */
         return;
     }
-    /* `like` is the new request itself where none is known: the same size may come again at once. */
+    /* If none is known, `like` is the new request itself: the same size may come again at once. */
     repeat->follow = repeat->like + !is_lost;
     repeat->n_unforeseen = 0;
 }
@@ -433,7 +437,7 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     }
 }
 
-/* What is kept of request i; NULL: nothing, or no more. */
+/* What is remembered of request i; NULL: nothing, or not any more. */
 static const struct pya_stay *
 repeat_stay(const struct pya_arena *arena, size_t i) {
     const struct pya_repeat *repeat = arena->repeat;
@@ -441,10 +445,10 @@ repeat_stay(const struct pya_arena *arena, size_t i) {
     return is_known ? &arena->stays[i % repeat->n_room] : NULL;
 }
 
-/* A step may consist of equal parts (batches whose gradients are added up).  Then one part is taken for the period,
- * and a block that outlives its part is in the way of the next one's.  The life of such a block i, just freed, tells
- * the real period: as many parts as lie between it and the last block of its size at that place in a part that lived
- * as long. */
+/* A step may consist of equal parts (batches whose gradients are accumulated).  Then one part is taken for the
+ * period, and a block that outlives its part blocks the place of the next one.  The life of such a block i, just
+ * freed, tells the real period: the number of parts between it and the last block with the same size, position in its
+ * part and life. */
 static void
 repeat_lengthen(const struct pya_arena *arena, size_t i) {
     struct pya_repeat *repeat = arena->repeat;

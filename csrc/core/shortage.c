@@ -1,4 +1,4 @@
-/* Out of memory: the program's callbacks, another try, and a record of who holds what.  Floor 12. */
+/* Out of memory: the program's callbacks, another attempt, and a record of who holds what.  Floor 12. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,27 +6,27 @@
 #include "heap.h"
 #include "mosaic.h"
 
-/* How often callbacks may ask for another try while they do free something. */
+/* How often callbacks may ask for another attempt while they do free something. */
 enum { PRESSURE_ROUNDS = 8 };
-/* Stacks looked at; those that name one place are added up afterwards. */
+/* Stacks examined; those that name the same place are merged afterwards. */
 enum { TALLY_TOP = 16 };
 
 static _Thread_local struct pya_oom_info last_oom;
-static _Thread_local bool is_pressing; /* this thread runs callbacks right now */
+static _Thread_local bool is_pressing; /* this thread is running callbacks */
 
 /* ---- who holds memory ---- */
 
-/* Live memory of one key: a call stack, or where there is none an arena. */
+/* Live memory with one key: a call stack, or without one an arena. */
 struct tally {
     uint64_t key; /* 0: an unused entry */
     size_t bytes;
     size_t n_blocks;
-    void *context;                 /* of one of the blocks; a reference of its own once chosen */
+    void *context;                 /* of one of the blocks; with its own reference once chosen */
     const struct pya_arena *arena; /* of one of the blocks */
-    bool is_pending;               /* freed by its user, in use by other streams */
+    bool is_pending;               /* freed by its user, still used by other streams */
 };
 
-/* There are few keys, however many blocks: a million small ones must not make a table of their number to sort. */
+/* There are few keys, however many blocks: the table must not grow with a million small blocks. */
 struct tallies {
     const struct pya_hooks *hooks;
     struct tally *items;
@@ -43,7 +43,7 @@ tally_slot(const struct tallies *all, uint64_t key) {
     return &all->items[i];
 }
 
-/* Room for one more; false without host memory. */
+/* Makes room for one more; false: no host memory. */
 static bool
 tallies_grow(struct tallies *all) {
     if (2 * all->n_used < all->n_room) {
@@ -80,7 +80,7 @@ tally_add(void *arg, struct pya_block *block) {
     struct tally *item = tally_slot(all, key);
     if (item->key == 0) {
         if (!tallies_grow(all)) {
-            return; /* said without this one */
+            return; /* reported without this one */
         }
         item = tally_slot(all, key);
         all->n_used++;
@@ -100,7 +100,7 @@ tally_compare(const void *a, const void *b) {
     return (left->bytes < right->bytes) - (left->bytes > right->bytes);
 }
 
-/* The largest holders of a locked card, their contexts retained; returns how many. */
+/* The largest holders of memory on a locked card, with their contexts retained.  Returns their number. */
 static size_t
 card_tally(struct pya_card *card, const struct pya_hooks *hooks, struct tally *top) {
     struct tallies all = {.hooks = hooks, .n_room = 64};
@@ -122,7 +122,7 @@ card_tally(struct pya_card *card, const struct pya_hooks *hooks, struct tally *t
     return n;
 }
 
-/* What can be said of a holder while the card is locked. */
+/* Names a holder as far as possible while the card is locked. */
 static void
 holder_name(struct pya_oom_holder *holder, const struct tally *tally) {
     const struct pya_arena *arena = tally->arena;
@@ -152,7 +152,7 @@ holder_compare(const void *a, const void *b) {
     return (left->bytes < right->bytes) - (left->bytes > right->bytes);
 }
 
-/* Without a lock: names the places in the program, adds up what is one place, keeps the largest. */
+/* Without a lock: names the places in the program, merges equal places, keeps the largest. */
 static void
 oom_name_holders(
     const struct pya_hooks *hooks, struct tally *top, struct pya_oom_holder *holders, size_t n) {
@@ -190,7 +190,7 @@ larger_free(const struct pya_arena *arena, size_t bytes) {
     return run != NULL && run->bytes > bytes ? run->bytes : bytes;
 }
 
-/* Free for a request of that pool (NULL: of none), and apart from it. */
+/* Free memory for a request of that pool (NULL: of the default pool), and apart from it. */
 static void
 oom_note_free(const struct pya_card *card, const struct pya_pool *pool, struct pya_oom_info *info) {
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
@@ -268,7 +268,7 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
 
 /* ---- running short ---- */
 
-/* Callbacks and another try, while they help.  No lock is held while they run. */
+/* Runs callbacks and tries again while they help.  No lock is held meanwhile. */
 static pya_status
 run_callbacks(
     struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out) {
@@ -301,7 +301,7 @@ pya_status
 pya_heap_run_short(
     struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out) {
     const struct pya_hooks *hooks = &heap->hooks;
-    /* No callback makes the card larger: what it drops would be dropped for nothing. */
+    /* No callback makes the card larger: whatever it dropped would be dropped in vain. */
     if (hooks->on_pressure != NULL && !is_pressing && bytes <= card->caps.total_bytes) {
         pya_status st = run_callbacks(heap, card, bytes, stream, out);
         if (st != PYA_E_NOMEM) {
@@ -310,7 +310,7 @@ pya_heap_run_short(
     }
     struct tally top[TALLY_TOP];
     struct pya_oom_holder holders[TALLY_TOP];
-    void *context = pya_heap_capture(heap, PYA_RECORD_STATE); /* as for a block that is made */
+    void *context = pya_heap_capture(heap, PYA_RECORD_STATE); /* as for a block that is allocated */
     pya_lock_acquire(&card->lock);
     card->stats.scalar[PYA_STAT_num_ooms]++;
     oom_note(card, bytes, stream);
@@ -327,7 +327,7 @@ pya_heap_run_short(
     pya_heap_drop_context(heap, context);
     oom_name_holders(hooks, top, holders, n_top);
     if (hooks->on_oom != NULL) {
-        const struct pya_oom_info kept = last_oom; /* an observer may run out of memory itself */
+        const struct pya_oom_info kept = last_oom; /* an observer may itself run out of memory */
         hooks->on_oom(hooks->arg, card->index, bytes);
         last_oom = kept;
     }

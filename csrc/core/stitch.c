@@ -7,8 +7,8 @@
 
 #include "debug.h"
 
-/* A range to extend lacks at most this part of what is wanted, or a page.  Ranges looked at for one, the latest used first,
- * are few: what keeps a miss bounded. */
+/* A range is extended only if it lacks at most this share of the request, or one page.  Only the few ranges used last
+ * are examined, so that the cost of a miss is bounded. */
 enum { SHORT_SHARE = 8, SHORT_TRIES = 64 };
 
 void
@@ -66,13 +66,13 @@ stitch_unlink(struct pya_stitch *stitch) {
     }
 }
 
-/* Has it no other part of a page or a grain? */
+/* Does the range have no partial page or grain? */
 static bool
 stitch_is_whole(const struct pya_stitch *stitch) {
     return stitch->bytes == stitch->n_pages * PYA_PAGE;
 }
 
-/* Page i of a range, from the first to the last that lend, lends this part of itself. */
+/* The part [*first, *end) of page i that the range lends; i lies between the first and the last page that lend. */
 static void
 stitch_part(const struct pya_stitch *stitch, size_t i, size_t *first, size_t *end) {
     size_t last = stitch->offset + stitch->bytes - i * PYA_PAGE;
@@ -80,7 +80,7 @@ stitch_part(const struct pya_stitch *stitch, size_t i, size_t *first, size_t *en
     *end = last < PYA_PAGE ? last : PYA_PAGE;
 }
 
-/* What the pages from i on lend, as far as it lies in one piece of one free run. */
+/* What the pages from i on lend, as far as it is one piece of one free run. */
 struct piece {
     struct pya_block *run;
     pya_dptr addr;
@@ -88,7 +88,7 @@ struct piece {
     size_t n_pages; /* 0: page i's part is not free in this arena */
 };
 
-/* How many pages from i on, at most n_most, lie side by side at home too. */
+/* How many pages from i on, at most n_most, also lie side by side at home. */
 static size_t
 pages_in_a_row(const struct pya_stitch *stitch, size_t i, size_t n_most) {
     const struct pya_page *items = stitch->arena->card->pages.items;
@@ -129,7 +129,7 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     if (piece.bytes > room) {
         return piece;
     }
-    /* Those that follow are whole, but for the last. */
+    /* The following pages are whole, except the last. */
     size_t left = room - piece.bytes;
     size_t n_most = 1 + (left >> PYA_PAGE_SHIFT);
     const size_t stop = pya_stitch_end(stitch);
@@ -143,8 +143,8 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     return piece;
 }
 
-/* Whether all of it can be lent, and how many records cutting it out of the home runs takes at most: one for
- * what stays below a piece, one for what stays above. */
+/* Can all bytes be lent?  Counts the records needed at most to cut them out of the home runs: one for the rest below
+ * a piece and one for the rest above it. */
 static bool
 stitch_is_free(const struct pya_stitch *stitch, const struct pya_arena *arena, size_t *n_records) {
     *n_records = 0;
@@ -161,7 +161,7 @@ stitch_is_free(const struct pya_stitch *stitch, const struct pya_arena *arena, s
     return true;
 }
 
-/* Among the ranges of `from`, which is the arena itself or another of the default pool. */
+/* Searches the ranges of `from`, which is the arena itself or another one of the default pool. */
 static struct pya_stitch *
 stitch_find_in(const struct pya_arena *from, const struct pya_arena *arena, size_t bytes) {
     size_t whole = pya_round_up(bytes, PYA_PAGE);
@@ -297,7 +297,7 @@ stitch_adopt(struct pya_stitch *stitch, size_t n_old) {
     stitch_link(stitch);
 }
 
-/* As much room again as the range needs, where addresses are not scarce. */
+/* Reserves as much address space again as the range needs, if addresses are not scarce. */
 static pya_status
 stitch_reserve(struct pya_stitch *stitch) {
     struct pya_card *card = stitch->arena->card;
@@ -488,7 +488,7 @@ pya_stitch_destroy(struct pya_stitch *stitch) {
     }
     card->stats.scalar[PYA_STAT_pyalloc_unmaps]++;
     stitch_forget(stitch);
-    /* Address space that cannot be given back is lost, no memory with it. */
+    /* Address space that cannot be released is lost, but no memory is. */
     (void)!pya_device_range_release(card->dev, base, range_bytes);
     return PYA_OK;
 }
