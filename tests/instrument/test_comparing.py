@@ -145,12 +145,14 @@ def test_a_side_without_any_memory_is_told(tmp_path: Path) -> None:
     assert out.startswith("There is nothing to compare: empty.pya has no allocations.\n")
 
 
-def test_what_has_no_two_sides_is_refused(tmp_path: Path) -> None:
+def test_what_has_no_two_sides_is_refused_and_two_steps_are_enough(tmp_path: Path) -> None:
     one = training(tmp_path / "one.pya", n_steps=1)
     more = training(tmp_path / "more.pya")
     for words in ((one, more, one), (one, more, "--steps", 0, 1)):
         assert "two files, or one file" in pyalloc("diff", *words, expect=2)
     assert "without steps has nothing to compare" in pyalloc("diff", one, expect=2)
+    two = training(tmp_path / "two.pya", n_steps=2)
+    assert pyalloc("diff", two).startswith("step 0: 64.0 MiB; step 1: 64.0 MiB.")
 
 
 def test_two_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None:
