@@ -1,6 +1,7 @@
 """What `pyalloc run` and `pyalloc dryrun` put into the Python processes they start, without editing the program.
 
-Its folder path goes first on PYTHONPATH, so that Python imports the sitecustomize.py there at start, in children too.
+Its subfolder `path` goes first on PYTHONPATH.  Python imports the sitecustomize.py in there when it starts, and child
+processes inherit this.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ REPORT = "PYALLOC_DRYRUN_REPORT"  # a folder: torch's own figures are written th
 
 
 def environment(env: dict[str, str]) -> dict[str, str]:
-    """A copy of env in which Python processes run sitecustomize.py of the folder path.
+    """A copy of env with which Python processes run the sitecustomize.py of the subfolder `path`.
 
-    Only that folder is added: the one that holds pyalloc may be another environment's site-packages.
+    Only that folder is added: the one that holds pyalloc may be the site-packages of another environment.
     """
     parts = [str(Path(__file__).resolve().parent / "path")]
     before = env.get("PYTHONPATH", "")
-    if before:  # of its parts an empty one is the working directory
+    if before:  # keep empty parts of it: they mean the working directory
         parts += [part for part in before.split(os.pathsep) if part not in parts]
     return {**env, "PYTHONPATH": os.pathsep.join(parts)}

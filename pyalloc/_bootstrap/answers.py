@@ -1,8 +1,8 @@
-"""Answers for what libraries ask a device and go by: in a dry run no kernel has computed them.
+"""Answers to questions that libraries ask a device and act on: in a dry run no kernel has computed them.
 
-The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, operators how much there is
-(sizes.py, detection.py, graphs.py), assertions whether all is well (truths.py), generate() of transformers whether all
-sequences have ended (generation.py), torch.distributed how large the objects are that ranks exchange.
+GradScaler asks whether gradients overflowed, L-BFGS whether a direction is useful, operators how many elements there
+are (sizes.py, detection.py, graphs.py), assertions whether all is well (truths.py), generate() of transformers whether
+all sequences have ended (generation.py), and torch.distributed how large the objects are that ranks exchange.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyalloc._bootstrap.importing import after_import
 
 
 def give() -> None:
-    """Each as soon as its library is imported."""
+    """Installs all answers, each as soon as its library is imported."""
     after_import("torch", _of_torch)
     after_import("torch.distributed.distributed_c10d", _exchange_objects_on_the_host)
     after_import("torch.distributed.optim.zero_redundancy_optimizer", _collect_states_on_the_host)
@@ -55,9 +55,9 @@ def _of_torch(torch: Any) -> None:
 
 
 def _take_every_step(torch: Any) -> None:
-    """A GradScaler reads from the device whether gradients overflowed, and its scale: here whatever lay there.
+    """Makes a GradScaler take every step.  It reads its scale, and whether gradients overflowed, from the device.
 
-    Skipping the steps would leave out the optimizer's state, often the largest part of the memory in question.
+    Skipped steps would never allocate the optimizer's state, often the largest part of the memory.
     """
 
     def step(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def _take_every_step(torch: Any) -> None:
 
 
 def _remember_directions(torch: Any) -> None:
-    """L-BFGS asks the device whether a direction is worth keeping, and would keep none: most of its memory."""
+    """Makes L-BFGS keep its directions, which are most of its memory: it asks the device, and would keep none."""
     step = torch.optim.LBFGS.step
 
     @functools.wraps(step)
@@ -86,7 +86,7 @@ def _remember_directions(torch: Any) -> None:
         latest, group = state.get("d"), optimizer.param_groups[0]
         kept = state.get("old_dirs")
         if latest is not None and latest.is_cuda and kept is not None:
-            # One for each iteration of a step, which would go on to its last.
+            # One direction for each iteration of the step, as if it went on to its last.
             for _ in range(min(group["history_size"] - len(kept), group["max_iter"])):
                 kept.append(torch.empty_like(latest))
                 state["old_stps"].append(torch.empty_like(latest))
@@ -97,7 +97,7 @@ def _remember_directions(torch: Any) -> None:
 
 
 def _search_between_equals(lbfgs: Any) -> None:
-    """L-BFGS divides by the length of where it searches, which losses that nobody computed bring down to 0."""
+    """Keeps L-BFGS from dividing by 0: losses that nobody computed shrink its search interval to nothing."""
     interpolate = lbfgs._cubic_interpolate
 
     @functools.wraps(interpolate)
@@ -108,16 +108,16 @@ def _search_between_equals(lbfgs: Any) -> None:
 
 
 def _exchange_objects_on_the_host(c10d: Any) -> None:
-    """Over NCCL they are sent as tensors, and kernels find the largest of their sizes.  They take next to no memory.
+    """Over NCCL objects travel as tensors, and kernels compute their largest size.  They take next to no memory.
 
-    And barriers wait there, behind which one rank reads the files of another: NCCL's calls wait for nobody.
+    Barriers wait on the host, too, since one rank may read another's files after one: NCCL's calls do not wait here.
     """
     if not hasattr(c10d, "_canonicalize_group_rank"):  # before 2.6
         return
     hosts: dict[Any, Any] = {}
 
     def on_host(given: Any) -> Any:
-        """The same ranks on Gloo, where the given group is on the device only; all ranks come here together."""
+        """A Gloo group of the same ranks if the given group is on the device only.  All ranks must call this."""
         if c10d._rank_not_in_group(given):
             return given
         group = c10d._get_default_group() if given is None else given
@@ -126,7 +126,7 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
             return given
         name = group.group_name
         if hosts.get(name) not in c10d._world.pg_map:
-            # Who waits long enough on a card does so here, where all takes longer.
+            # At least the group's own timeout: a dry run takes longer than a card.
             least = c10d.default_pg_timeout
             backend = group._get_backend(c10d.torch.device("cuda"))
             options = getattr(backend, "options", None)
@@ -151,7 +151,7 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
             return found
         chosen = on_host(group)
         host = chosen or c10d._get_default_group()
-        # Given a device, those with both wait on the device only.
+        # A group with both backends waits on the device only, if it was given a device.
         has_both = {"cpu:gloo", "cuda:nccl"} <= set(c10d.get_backend_config(host).split(","))
         if has_both or chosen is not group:
             options = c10d.BarrierOptions()
@@ -167,14 +167,14 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
 
 
 def _send_objects_by_the_store(c10d: Any) -> None:
-    """From one rank to another; the stages of a pipeline tell each other the shapes of what is to come in this way."""
+    """Sends objects from one rank to another through the store.  Pipeline stages send each other shapes in this way."""
     send, receive = c10d.send_object_list, c10d.recv_object_list
     n_sent: Counter[tuple[Any, ...]] = Counter()
 
     def place(
         given: Any, peer: Any, in_group: Any, device: Any, is_sender: bool
     ) -> tuple[Any, str, int] | None:
-        """Store, key and the peer's global rank; None where the objects travel as they would have."""
+        """Store, key and the peer's global rank; None if torch's own function should send the objects."""
         group = c10d._group_or_default_group(given)
         if c10d._rank_not_in_group(group):
             return None
@@ -225,7 +225,7 @@ def _send_objects_by_the_store(c10d: Any) -> None:
 
 
 def _collect_states_on_the_host(zero: Any) -> None:
-    """A ZeroRedundancyOptimizer has their sizes from the device.  For a moment they lie on it on both sides."""
+    """ZeroRedundancyOptimizer reads the states' sizes from the device.  Both sides hold a state on it for a moment."""
     send, dist, torch = zero._broadcast_object, zero.dist, zero.torch
 
     @functools.wraps(send)
@@ -253,9 +253,9 @@ def _is_device(c10d: Any, device: Any) -> bool:
 def _in_group(
     c10d: Any, collective: Callable[..., Any], choose: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """The collective on the host, in the group that is chosen in place of the given one.
+    """The collective on the host, in the group that `choose` returns for the given one.
 
-    One with both backends is chosen as it is: there the given device decides.
+    A group with both backends is returned unchanged: the `device` argument decides there, and is dropped.
     """
     signature = inspect.signature(collective)
 

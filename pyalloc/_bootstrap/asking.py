@@ -1,7 +1,7 @@
-"""Whether a program asks any() of a mask to take by it what is chosen: `if inside.any(): y[inside] = f(x[inside])`.
+"""Does a program call any() on a mask in order to index with it?  `if inside.any(): y[inside] = f(x[inside])`.
 
-A mask that nobody knows chooses everything, and so there is something then.  The source of the line tells: any other
-any() is a check, which passes (`assert mask.any()` too), or a loop's, which ends.
+An unknown mask chooses everything, so any() has to be True there.  The source of the line tells: any other any() is a
+check, which passes (so does `assert mask.any()`), or a loop's condition, and the loop ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAVING = (ast.Return, ast.Continue, ast.Break)
 
 
 def takes_if_any() -> bool:
-    """Does the program's line that runs now ask so, and take by what it asks of if there is any, or ask for some?"""
+    """Does the program's current line test any() and then index with that mask, or require that any() is True?"""
     frame: Any = sys._getframe(1)
     while frame is not None and _is_between(frame.f_globals.get("__name__") or ""):
         frame = frame.f_back
@@ -41,7 +41,7 @@ def _takes(code: CodeType, line: int) -> bool:
 
 
 def _is_asked_for(tree: ast.AST, line: int) -> bool:
-    """`assert mask.any()`, `if not mask.any(): raise`."""
+    """Is any() required: `assert mask.any()`, `if not mask.any(): raise`?"""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             test = node.test
@@ -59,7 +59,7 @@ def _is_asked_for(tree: ast.AST, line: int) -> bool:
 
 
 def _is_any(test: ast.expr) -> bool:
-    """As it is, or its item()."""
+    """Is it x.any() or x.any().item()?"""
     while isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute):
         if test.func.attr == "any":
             return True
@@ -75,12 +75,12 @@ def _is_not(test: ast.expr) -> TypeGuard[ast.UnaryOp]:
 def _tree(file: str) -> ast.AST:
     try:
         return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last of what is too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply
         return ast.Module([], [])
 
 
 def _branches(tree: ast.AST, line: int) -> Iterator[tuple[ast.expr, list[ast.AST]]]:
-    """What is tested at that line, and what is done where it holds; after `if not ...: return` all that follows is."""
+    """The tests at that line, each with the code that runs if it holds: after `if not ...: return` all that follows."""
     for node in ast.walk(tree):
         if isinstance(node, ast.IfExp) and _is_at(node.test, line):
             yield node.test, [node.body]

@@ -1,7 +1,7 @@
-"""Numbers that a program changes in place on the device: filled in, assigned, counted up; masks that are joined.
+"""Follows in-place changes to numbers and masks on the device: filling, assigning, counting, combining.
 
-The operator runs on the device as ever, and again on the host, on what lies there, if all that it takes is known.
-Where not, torch's count of changes in place tells that nothing is known any more.
+The operator runs on the device as usual.  If all its arguments are known, it runs again on the host, on the same
+memory.  Otherwise torch's count of in-place changes (its version) shows that the tensor is no longer known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pyalloc._bootstrap import contents, sizes
 
-_FILLING = ("fill_.Scalar", "fill_.Tensor", "copy_", "zero_")  # whatever was there before
+_FILLING = ("fill_.Scalar", "fill_.Tensor", "copy_", "zero_")  # independent of the old contents
 _MOVING = (
     *("masked_fill_.Scalar", "masked_fill_.Tensor", "masked_scatter_", "index_put_", "index_copy_"),
     *("index_fill_.int_Scalar", "index_fill_.int_Tensor", "scatter_.src", "scatter_.value"),
@@ -28,7 +28,7 @@ _COMBINING = tuple(
     for name in ("add", "sub", "mul", "div", "bitwise_and", "bitwise_or", "bitwise_xor")
 )
 _GIVEN = ("cumsum.out", "cat.out", "gather.out", "index_select.out")
-_TOGETHER = {  # steps; NAdam's products
+_TOGETHER = {  # optimizers' step counters; NAdam's products
     "_foreach_add_.Scalar": "add_",
     "_foreach_mul_.ScalarList": "mul_",
 }
@@ -38,11 +38,11 @@ _KINDS = {
     *("torch.float16", "torch.bfloat16", "torch.float32", "torch.float64"),
     *("torch.complex64", "torch.complex128"),
 }
-_MOST_COUNTED = 8  # bytes of fractions: one number that is counted up
+_MOST_COUNTED = 8  # bytes of a floating-point tensor: a single counter
 
 
 def answer(torch: Any) -> None:
-    """From now on.  Not of tensors that C++ makes in inference mode, whose changes nobody counts."""
+    """Follows changes from now on, except to tensors that C++ makes in inference mode: those have no version."""
     contents.changes_are_followed = sizes.has_kernels(torch)
     for names, most in (
         (_FILLING, contents.MOST_FRACTIONS),
@@ -61,14 +61,14 @@ def answer(torch: Any) -> None:
 
 
 def _above(torch: Any, key: str, name: str, made: Callable[[Any], Callable[..., Any]]) -> None:
-    """What is made of torch's own kernel takes its place.  Where torch gives none out, nothing does."""
+    """Replaces torch's kernel with what `made` makes of it; does nothing if torch does not hand its kernel out."""
     kernel = sizes.kernel(torch, sizes.operator(torch, name), key)
     if kernel is not None:
         sizes.implement(torch, key, name, made(kernel), with_keyset=True)
 
 
 def _performed(torch: Any, name: str, most_fractions: int, kernel: Any) -> Callable[..., Any]:
-    """Where the program calls it: what other operators change below, in tensors they make, is not looked at."""
+    """Follows an operator that the program calls, not those that other operators call on tensors of their own."""
     operator = sizes.operator(torch, name)
     follow = _following(torch, operator, most_fractions, name in _FILLING)
     below, without_modes = (
@@ -79,7 +79,7 @@ def _performed(torch: Any, name: str, most_fractions: int, kernel: Any) -> Calla
     takes_tensor = [str(each.type) for each in operator._schema.arguments[1:2]] == ["Tensor"]
 
     def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if takes_tensor and not torch.is_tensor(args[0]):  # a number comes as it is
+        if takes_tensor and not torch.is_tensor(args[0]):  # a number arrives as a Python number
             args = torch.tensor(args[0], device="cpu"), *args[1:]
         finish = None
         if x.is_cuda and contents.is_plain(torch, x):
@@ -98,7 +98,7 @@ def _performed(torch: Any, name: str, most_fractions: int, kernel: Any) -> Calla
 
 
 def _written(torch: Any, name: str, kernel: Any) -> Callable[..., Any]:
-    """Into a tensor that the program gives."""
+    """Follows an operator whose result goes into a tensor that the program passes as `out`."""
     operator = sizes.operator(torch, name)
 
     def on_host(there: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,7 +125,7 @@ def _written(torch: Any, name: str, kernel: Any) -> Callable[..., Any]:
 
 
 def _of_tensors(torch: Any, kernel: Any) -> Callable[..., Any]:
-    """copy_() of a number: what torch.func differentiates by makes of it is none that Python could be given."""
+    """copy_() with a number as source: torch.func would wrap it into something that cannot be passed to Python."""
 
     def call(keyset: Any, x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         other = other if torch.is_tensor(other) else torch.tensor(other, device="cpu")
@@ -136,7 +136,7 @@ def _of_tensors(torch: Any, kernel: Any) -> Callable[..., Any]:
 
 
 def _combined(torch: Any, name: str) -> Callable[..., Any]:
-    """At the device's key: above it numbers that torch.func differentiates by are none that Python could be given."""
+    """Follows it at the CUDA key: at higher keys torch.func wraps numbers in a way that cannot be passed to Python."""
     operator = sizes.operator(torch, name)
     follow = _following(torch, operator, _MOST_COUNTED, False)
     generic = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
@@ -147,14 +147,14 @@ def _combined(torch: Any, name: str) -> Callable[..., Any]:
         finish = follow(x, (other,))
         operator._op_dk(generic, x, other, **kwargs)
         if finish is not None:
-            finish(x._version + 1, kwargs)  # which is counted above
+            finish(x._version + 1, kwargs)  # the version is raised above this key
         return x
 
     return call
 
 
 def _counted_together(torch: Any, name: str) -> Callable[..., Any]:
-    """What an optimizer counts, one number for each parameter: on the device where that is the default."""
+    """Follows an optimizer's counters, one per parameter; they are on the device if that is the default device."""
     kernel = sizes.kernel(torch, sizes.operator(torch, name), "CUDA")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     count = _TOGETHER[name]
@@ -173,11 +173,11 @@ def _counted_together(torch: Any, name: str) -> Callable[..., Any]:
 def _following(
     torch: Any, operator: Any, most_fractions: int, is_fill: bool
 ) -> Callable[[Any, Any], Callable[[int, Any], None] | None]:
-    """What tells before the change whether it can be followed: by what is called after it."""
+    """A function to call before the change; it returns the function to call after it, or None."""
     is_zero = operator is torch.ops.aten.zero_.default
 
     def is_here(x: Any) -> bool:
-        if torch._C._get_tracing_state() is not None:  # jit.trace() would take it for the program's
+        if torch._C._get_tracing_state() is not None:  # jit.trace() would record our operators
             return False
         is_real = x.is_cuda and contents.is_plain(torch, x) and not x.is_nested
         return is_real and x.layout is torch.strided
@@ -196,7 +196,7 @@ def _following(
         if contents.is_repeated(torch):
             contents.note_repeated(x)
             return None
-        if x.is_inference():  # which has no count of changes
+        if x.is_inference():  # it has no version
             contents.forget(x, False)
             return None
         was_followed = contents.is_followed(x)
@@ -222,7 +222,7 @@ def _following(
         def finish(version: int, kwargs: Any) -> None:
             try:
                 operator(there, *given, **kwargs)
-            except (IndexError, RuntimeError):  # which a device finds out later
+            except (IndexError, RuntimeError):  # on a device such an error shows up later
                 give_up()
                 return
             if is_zero and is_all:
@@ -238,7 +238,7 @@ def _following(
 
 
 def _are_plain(torch: Any, args: Any) -> bool:
-    """Those on a device: numbers that the host has too, and they themselves lie there."""
+    """Are all device tensors among args plain strided memory, of a dtype that the host has too?"""
     for each in args:
         if isinstance(each, (list, tuple)):
             if not _are_plain(torch, each):

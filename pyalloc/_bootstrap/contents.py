@@ -1,4 +1,4 @@
-"""What lies on a device in a dry run, read and written where it is: no copy of the program's, so none is counted."""
+"""The contents of device memory in a dry run, read and written in place: the dry run counts the program's copies."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-# So much of a block begins with zeros (zeros.c); beyond lies what lay there before.
+# The dry run zeroes this much at the start of a block (zeros.c); beyond it lie the contents from before.
 MOST_BYTES = 2**24
-# Operators: of what follows from a guess by more nothing is known, so that loops that wait for it end.
+# Operators: a value that follows from a guess through more of them is unknown, so that loops waiting for it end.
 MOST_DEPTH = 2**12
-# Bytes of fractions: what masks are made by, not pictures or parameters; what is added up and sorted, scores and noise.
+# Bytes of a floating-point tensor that is followed: masks, not pictures or parameters; scores and noise to sum or sort.
 MOST_FRACTIONS, FEW_FRACTIONS = 2**22, 2**20
 FEW_NUMBERS = 2**12  # lengths, shares: one for each sample or graph
-MOST_ASKED = 1000  # of one thing: a loop that waits for kernels nobody tells of ends
-# In place of a count of changes: graphs change it; something did that was not followed.
+MOST_ASKED = 1000  # times that one mask is answered: ends loops that wait for kernels we do not see
+# Instead of a version: a CUDA graph changes the storage at each launch; a change was not followed.
 _REPEATED, _LOST = -1, -2
-_PAGE = mmap.PAGESIZE  # of the kernel, which has 64 KiB on some arm64 machines
+_PAGE = mmap.PAGESIZE  # the kernel's: 64 KiB on some arm64 machines
 _host = ctypes.CDLL(None)
 
 
@@ -28,17 +28,17 @@ _host = ctypes.CDLL(None)
 class _Note:
     """What is known of a storage.
 
-    n_bytes: of the storage, which resize_() changes and counts no change.
-    version: torch's count of its changes in place, up to which all were followed; below 0 where it is of no use.
-    n_empty: the first of these, which changed nothing.
-    has_zeros: its zeros are as they should be; what no kernel computed reads as zeros, too.
-    is_blank: the program asked for zeros to fill them in, and kernels that nobody tells of may have.
-    depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
-    share: so much of it is true, which of it nobody knows.
-    n_asked: so often was it asked of such zeros whether all is true.
-    n_filled: bytes from its start on that were filled in, one part after the other, up to so many changes.
-    checksum: as it was brought to the host from where what lies there had been changed by what nobody followed; what
-        writes there by way of numpy() counts no change.
+    n_bytes: size of the storage.  resize_() changes it without raising torch's version.
+    version: torch's count of in-place changes; all changes up to it were followed.  Below 0: _REPEATED or _LOST.
+    n_empty: changes up to this version changed nothing.
+    has_zeros: zeros in it are real; otherwise they may only mean that no kernel computed anything.
+    is_blank: the program asked for zeros, and kernels that we do not see may have filled them in since.
+    depth: number of operators between a guess (evenly spread places) and this value; 0: it is no guess.
+    share: the share of its elements that is true; which ones is unknown.
+    n_asked: how often the program asked whether all elements of such a blank are true.
+    n_filled: (bytes, version): so many bytes from its start on were filled in, part by part, up to that version.
+    checksum: of a host tensor copied from a device tensor that had changed in a way nobody followed.  Needed because
+        a write through numpy() does not raise the version.
     """
 
     n_bytes: int
@@ -55,37 +55,37 @@ class _Note:
 
 @dataclass
 class Reads:
-    """Copies to the host of what a card would have had there, too."""
+    """Copies to the host whose contents were the same as on a card."""
 
     known_copies: int = 0
 
 
 reads = Reads()
-changes_are_followed = True  # those in place; older torch leaves no way to
-_notes: dict[int, _Note] = {}  # of storages, which take theirs with them
+changes_are_followed = True  # in-place ones; False on older torch, which has no hook for them
+_notes: dict[int, _Note] = {}  # by storage; a note is removed with its storage
 
 
 def is_plain(torch: Any, x: Any) -> bool:
-    """Not one that only stands for others, as fake tensors do: those lie nowhere."""
+    """Whether it has memory of its own; wrappers and fake tensors only stand for others."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
     is_wrapped = is_wrapped or torch._is_functional_tensor(x)
     return not is_wrapped and type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def on_host(torch: Any, x: Any, most_bytes: int = MOST_BYTES) -> Any:
-    """The same memory as a tensor of the host; None where there is nothing or too much of it."""
+    """The same memory as a host tensor; None if it is empty or larger than most_bytes."""
     if x.numel() == 0 or not is_plain(torch, x) or x.data_ptr() == 0:
         return None
     reach = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     n_bytes = reach * x.element_size()
-    if max(n_bytes, x.nbytes) > most_bytes:  # expanded ones reach less far than they are large
+    if max(n_bytes, x.nbytes) > most_bytes:  # nbytes of an expanded tensor exceeds its span
         return None
     there = (ctypes.c_char * n_bytes).from_address(x.data_ptr())
     return torch.frombuffer(there, dtype=x.dtype).as_strided(x.shape, x.stride())
 
 
 def read(torch: Any, x: Any) -> Any:
-    """All of it on the host, whatever it is and however much; the device is waited for, as operators that read do."""
+    """A copy on the host, of any contents and size.  Waits for the stream, as operators that read from a device do."""
     if not x.is_cuda:
         return x
     torch.cuda.current_stream(x.device).synchronize()
@@ -94,7 +94,7 @@ def read(torch: Any, x: Any) -> Any:
 
 
 def _is_untouched(x: Any) -> bool:
-    """Nobody has written there, and whoever looks makes pages of it."""
+    """Whether nobody has written there yet.  Asks mincore(), because reading would make the kernel provide pages."""
     start = x.data_ptr() & -_PAGE
     end = x.data_ptr() + (x.nbytes if x.is_contiguous() else 1)
     seen = (ctypes.c_ubyte * -((start - end) // _PAGE))()
@@ -103,12 +103,12 @@ def _is_untouched(x: Any) -> bool:
 
 
 def is_repeated(torch: Any) -> bool:
-    """What is done now will be again, with other numbers: a graph is captured."""
+    """Whether a CUDA graph is being captured: its operators run again later, with other numbers."""
     return bool(torch.cuda.is_current_stream_capturing())
 
 
 def there(torch: Any, x: Any) -> Any:
-    """Not a copy of it; None where nothing can be told by it, but zeros where no kernel computed anything else."""
+    """Its contents, not copied; zeros if no kernel computed anything.  None where the contents say nothing."""
     if x.nbytes > MOST_BYTES or is_repeated(torch):
         return None
     found = on_host(torch, x)
@@ -121,9 +121,9 @@ def there(torch: Any, x: Any) -> Any:
 
 
 def told(torch: Any, x: Any) -> Any:
-    """A copy on the host of what the program put there or what follows from it, changed in place or not.
+    """A host copy of what the program put there, or of what follows from it, with its in-place changes.
 
-    None where it is zeros that a kernel may have computed, or was changed by what could not be followed.
+    None if it is zeros that a kernel might have computed, or if a change to it could not be followed.
     """
     note = _note(x)
     is_lost = note is not None and note.version < 0
@@ -132,10 +132,10 @@ def told(torch: Any, x: Any) -> Any:
 
 
 def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
-    """What the program put there or what follows from it, unless something changed it in place that nobody followed.
+    """What the program put there, or what follows from it, not copied.
 
-    None otherwise, and of fractions unless they are asked for.  Not a copy.  Loops that count down in such a tensor
-    would never end by what was there before.
+    None for floating point unless takes_floats, and None after an in-place change that nobody followed: a loop that
+    counts down in the tensor would never end on its old value.
     """
     if not x.is_cuda:
         return None if _is_brought_back(torch, x) else x
@@ -146,18 +146,18 @@ def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
 
 
 def blank(torch: Any, x: Any) -> Any:
-    """Zeros that the program asked for, if nothing tells that they have been filled in; None otherwise."""
+    """Zeros that the program asked for, if nothing shows that they were filled in since; None otherwise."""
     note = _note(x)
     return on_host(torch, x) if note is not None and note.is_blank and is_current(x) else None
 
 
 def is_open(torch: Any, x: Any) -> bool:
-    """Is it of a mask of which nobody knows what it chooses?"""
+    """Is it a mask, or part of one, whose choice is unknown?"""
     return x.dtype == torch.bool and told(torch, x) is None and blank(torch, x) is None
 
 
 def is_still_false(x: Any) -> bool:
-    """As blank() has it, but not forever: a loop may wait for kernels that nobody tells of."""
+    """Whether it is blank(), at most MOST_ASKED times: a loop may be waiting for kernels that we do not see."""
     note = _note(x)
     if note is None or not note.is_blank or not is_current(x):
         return False
@@ -168,9 +168,9 @@ def is_still_false(x: Any) -> bool:
 def operands(
     torch: Any, args: Any, takes_floats: bool, knows_other: bool = False, takes_blank: bool = True
 ) -> Any:
-    """All of them on the host; None where one is not known.
+    """All arguments on the host; None if one of them is unknown.
 
-    takes_blank: zeros that the program asked for to fill them in are as they were beside others that are known.
+    takes_blank: blank zeros count as zeros if another argument is known.
     """
     kinds = {"known": knows_other, "blank": False}
     found = []
@@ -183,7 +183,7 @@ def operands(
 
 
 def _operand(torch: Any, each: Any, takes_floats: bool, kinds: dict[str, bool]) -> Any:
-    """NotImplemented where it is not known; of which kinds there are is noted."""
+    """One argument on the host; NotImplemented if it is unknown.  Notes in kinds whether it was known or blank."""
     if isinstance(each, (list, tuple)):
         parts = [_operand(torch, part, takes_floats, kinds) for part in each]
         return NotImplemented if any(part is NotImplemented for part in parts) else parts
@@ -204,18 +204,18 @@ def _operand(torch: Any, each: Any, takes_floats: bool, kinds: dict[str, bool]) 
 
 
 def is_known(x: Any) -> bool:
-    """Where it is zeros, unless something has changed it in place since."""
+    """Whether even zeros in it are known, provided that nothing has changed it in place since."""
     note = _note(x)
     return note is not None and note.has_zeros
 
 
 def is_noted(x: Any) -> bool:
-    """Something is known of its storage, or was."""
+    """Whether anything is, or was, known about its storage."""
     return _note(x) is not None
 
 
 def is_current(x: Any) -> bool:
-    """Nothing has changed it in place but what was followed; views that operators make have no count of their own."""
+    """Whether all in-place changes were followed.  A view made inside an operator may have version 0."""
     if x.is_inference():
         return False
     note = _note(x)
@@ -224,7 +224,7 @@ def is_current(x: Any) -> bool:
 
 
 def depth(torch: Any, args: Any) -> int:
-    """Of what follows from these."""
+    """The depth of a result of these arguments."""
     deepest = _deepest(torch, args)
     return deepest + (deepest > 0)
 
@@ -241,20 +241,20 @@ def _deepest(torch: Any, args: Any) -> int:
 
 
 def _told(torch: Any, x: Any) -> Any:
-    """What lies there, unless it is zeros that a kernel may have computed."""
+    """Its contents; None if they are zeros that a kernel might have computed."""
     found = there(torch, x)
     return found if found is None or _is_sure(x) or found.any() else None
 
 
 def _is_sure(x: Any) -> bool:
-    """Zeros or not: large masks are filled in one sample at a time, and not looked through each time."""
+    """Whether it is known, zeros or not.  Avoids scanning a large mask after each sample that is filled in."""
     return is_known(x) and is_current(x)
 
 
 def _note(x: Any) -> _Note | None:
-    """None where nothing was noted: then no Python object is made for its storage.
+    """Its storage's note, if any; makes no Python object for the storage.
 
-    It would hold the storage from torch 2.10 on, so that gradients are added up in new memory and not in place.
+    From torch 2.10 on such an object holds the storage, and autograd then sums gradients in new memory, not in place.
     """
     import torch
 
@@ -265,9 +265,9 @@ def _note(x: Any) -> _Note | None:
 
 
 def is_gradient(torch: Any, x: Any) -> bool:
-    """Fractions that a backward formula of torch's own has just made: nobody asks what they are.
+    """Whether one of torch's own backward formulas has just made it: nobody asks for the values of those.
 
-    Not what a program finds as .grad: it changes that, too, and graphs add to it.
+    False for what the program finds as .grad, which it may change itself and which CUDA graphs add to.
     """
     node = torch._C._current_autograd_node()
     if node is None or not (x.is_floating_point() or x.is_complex()):
@@ -277,7 +277,7 @@ def is_gradient(torch: Any, x: Any) -> bool:
     caller: Any = sys._getframe(1)
     while caller is not None and caller.f_globals.get("__package__") == __package__:
         caller = caller.f_back
-    # Python that the engine runs, as a checkpoint that computes again, stands between.
+    # If the engine runs Python, such as a checkpoint's recomputation, the caller is another function.
     is_formula = caller is None or caller.f_code.co_name == "_engine_run_backward"
     return is_formula and _note(x) is None
 
@@ -292,10 +292,10 @@ def _noted(x: Any) -> _Note:
 
 
 def note_brought(torch: Any, x: Any, on_host: Any) -> None:
-    """From the device to the host: zeros that nobody computed are no more known once they are brought back.
+    """Notes a copy from device to host, so that zeros nobody computed stay unknown once they are copied back.
 
-    Offloaded activations are, masks among them, and what they chose is looked up again in backward.  Of masks that
-    nobody knows all is chosen there, too: programs keep points on the host beside their scores on the device.
+    Offloaded activations come back, masks among them, and backward needs the same choice again.  An unknown mask is
+    filled with True on the host, too: programs keep points on the host and their scores on the device.
     """
     if on_host.numel() == 0 or not (_is_strided(torch, on_host) and is_plain(torch, x)):
         return
@@ -317,7 +317,7 @@ def note_brought(torch: Any, x: Any, on_host: Any) -> None:
 
 
 def _is_brought_back(torch: Any, x: Any) -> bool:
-    """As it came from the device, unchanged."""
+    """Is this host tensor still as it came from the device?"""
     note = _note(x) if _is_strided(torch, x) else None
     if note is None or not is_current(x):
         return False
@@ -325,38 +325,38 @@ def _is_brought_back(torch: Any, x: Any) -> bool:
 
 
 def is_old(torch: Any, x: Any) -> bool:
-    """It came from a device with what lay there before something changed it that nobody followed."""
+    """Did this host tensor come from a device tensor that a change nobody followed had left outdated?"""
     note = _note(x) if _is_strided(torch, x) else None
     return note is not None and note.checksum is not None and _is_brought_back(torch, x)
 
 
 def _checksum(x: Any) -> int:
-    """Of all that lies in its storage on the host, or much of it."""
+    """The checksum of its storage on the host, of at most MOST_BYTES."""
     storage = x.untyped_storage()
     n_bytes = min(storage.nbytes(), MOST_BYTES)
     return zlib.crc32((ctypes.c_char * n_bytes).from_address(storage.data_ptr()))
 
 
 def _is_strided(torch: Any, x: Any) -> bool:
-    """With a storage, and a count of changes."""
+    """Does it have a storage and a version?"""
     is_real = x.layout is torch.strided and not x.is_nested and not x.is_inference()
     return is_real and is_plain(torch, x)
 
 
 def note_share(x: Any, share: float | None) -> None:
-    """So much of it is true, which of it nobody knows."""
+    """Notes which share of it is true, though not which elements."""
     if share is not None:
         _noted(x).share = share
 
 
 def share(x: Any) -> float | None:
-    """What was noted of it, or of what it is a part of."""
+    """The share noted for it, or for the tensor that it is a part of."""
     note = _note(x)
     return note.share if note is not None and is_current(x) else None
 
 
 def note_blank(x: Any, version: int) -> None:
-    """The program asked for zeros, which lie in all of its storage."""
+    """Notes that the program asked for zeros in the whole storage."""
     note = _noted(x)
     if note.version != _REPEATED:
         note.n_bytes = x.untyped_storage().nbytes()
@@ -364,7 +364,7 @@ def note_blank(x: Any, version: int) -> None:
 
 
 def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
-    """It is changed in place, and what lies there is what should; is_all: in all of its storage."""
+    """Notes an in-place change after which the contents are right; is_all: it changed the whole storage."""
     note = _noted(x)
     if is_all:
         note.n_bytes = x.untyped_storage().nbytes()
@@ -374,7 +374,7 @@ def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
 
 
 def comes_next(x: Any) -> bool:
-    """It begins where that ends which was filled in so far of memory that nobody knew: all may be known in the end."""
+    """Does it begin where the filled-in part of unknown memory ends?  Filled part by part, all may become known."""
     note = _note(x)
     is_followed = note is None or note.version == _LOST
     n_bytes, version = (0, 0) if note is None else note.n_filled
@@ -383,7 +383,7 @@ def comes_next(x: Any) -> bool:
 
 
 def note_filled(x: Any, version: int, depth: int) -> None:
-    """The part that comes next."""
+    """Notes that the part x, for which comes_next() held, was filled in."""
     note = _noted(x)
     start = x.storage_offset() * x.element_size()
     n_bytes = max(note.n_filled[0], start + x.nbytes)
@@ -394,7 +394,7 @@ def note_filled(x: Any, version: int, depth: int) -> None:
 
 
 def note_count(x: Any, version: int) -> None:
-    """Nothing of it changed, which was counted as a change in place; before it all had been followed."""
+    """Notes an in-place operator that changed nothing but raised the version, after changes that were all followed."""
     note = _note(x)
     if note is not None and version == note.version + 1:  # x.data has a count of its own
         note.n_empty = version if note.n_empty == note.version else note.n_empty
@@ -402,12 +402,12 @@ def note_count(x: Any, version: int) -> None:
 
 
 def note_repeated(x: Any) -> None:
-    """A graph changes it in place, whenever it is launched."""
+    """Notes that a CUDA graph changes it in place at each launch."""
     _noted(x).version = _REPEATED
 
 
 def note_random(torch: Any, x: Any) -> None:
-    """It is changed in place by what nobody knows."""
+    """Notes that it is changed in place to unknown values."""
     if is_repeated(torch):
         note_repeated(x)
     else:
@@ -416,7 +416,7 @@ def note_random(torch: Any, x: Any) -> None:
 
 
 def doubt(torch: Any, x: Any) -> None:
-    """What an operator copied there from elsewhere, and changed by what nobody knows, is not believed."""
+    """Stops believing a copy that an operator made and changed to unknown values."""
     if is_gradient(torch, x):
         return
     is_many = x.nbytes > MOST_BYTES and not (x.is_floating_point() or x.is_complex())
@@ -426,15 +426,15 @@ def doubt(torch: Any, x: Any) -> None:
 
 
 def is_followed(x: Any) -> bool:
-    """It was changed in place, and whenever it was that was followed."""
+    """Whether it was changed in place, and every change was followed."""
     note = _note(x)
     return note is not None and note.version > note.n_empty and is_current(x)
 
 
 def forget(x: Any, was_followed: bool | None = None) -> None:
-    """What was followed is over: there lies what nobody computed, by which loops end.
+    """Stops following it and zeroes what it followed, as if nobody had computed it: loops end on such contents.
 
-    Its count of changes is not enough to tell, for x.data has another, and begins anew whenever it is asked for.
+    Comparing versions is not enough: each access to x.data makes a tensor with a version that starts at 0.
     """
     note = _note(x)
     if note is None or note.version < 0 or x.numel() == 0:
@@ -450,7 +450,7 @@ def forget(x: Any, was_followed: bool | None = None) -> None:
 
 
 def _lose(note: _Note) -> None:
-    """Nothing is known of it until all of it is filled anew."""
+    """Nothing is known about the storage any more until all of it is filled again."""
     if note.version != _REPEATED:
         note.version = _LOST
     note.n_empty, note.has_zeros, note.is_blank, note.share = 0, False, False, None
@@ -458,9 +458,9 @@ def _lose(note: _Note) -> None:
 
 
 def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) -> None:
-    """As if a kernel had computed them.  is_new: they are all that lies in its storage, zeros too.
+    """Writes values as if a kernel had computed them.  is_new: they fill its storage, and zeros among them are real.
 
-    Not of gradients: what is noted holds their storage, by which autograd would add them up in new memory.
+    Skips gradients: a note holds their storage, and autograd would then add them up in new memory.
     """
     there = None if depth > MOST_DEPTH else on_host(torch, x)
     if there is None or is_gradient(torch, x):

@@ -1,7 +1,7 @@
-"""Whole numbers, masks and fractions that a program has the device make: ones, ranges, random numbers.
+"""Tensors that a program has the device create: ones, ranges, random numbers.
 
-No kernel has made them.  Their values are plain, or as good as any others: random ones lie evenly over what they may
-be, and follow from the state of the device's generator, so that a checkpoint that computes again finds them again.
+No kernel creates them in a dry run, so their values are written from the host.  Random values are spread evenly over
+their range and depend on the device generator's state, so that a recomputing checkpoint gets the same ones again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from pyalloc._bootstrap import contents, sizes
 
-# Its multiples, less their whole parts, are spread evenly however many there are.
+# The fractional parts of its multiples are spread evenly, however many there are (golden ratio).
 _STEP = (math.sqrt(5) - 1) / 2
-# In place, and what else initialises, averages and steps by way of x.data; of what changing.py follows it tells itself.
+# In-place operators with unknown results; some initialise, average or step through x.data.  changing.py follows others.
 _UNKNOWN = (
     *("normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "cauchy_"),
     *("random_", "random_.to", "random_.from", "log_normal_", "geometric_", "erfinv_"),
@@ -32,7 +32,7 @@ def answer(torch: Any) -> None:
         return values
 
     def evenly(made: Any, generator: Any) -> Any:
-        """From 0 up to 1."""
+        """Values from 0 up to, not including, 1."""
         if generator is None:
             generator = torch.cuda.default_generators[made.device.index]
         first = 1 + generator.get_offset() % 2**20
@@ -54,7 +54,7 @@ def answer(torch: Any) -> None:
             sizes.implement(torch, "CUDA", name, _made(torch, name, values))
 
     def scalar(value: Any, **kind: Any) -> Any:
-        """Of torch.where(), by whose count of changes a number filled in later is not known."""
+        """A scalar for torch.where()."""
         made = torch.empty((), **kind)
         if not contents.is_repeated(torch):
             contents.write(torch, made, value)
@@ -88,7 +88,7 @@ def answer(torch: Any) -> None:
 def _made(
     torch: Any, name: str, values: Callable[..., Any], is_zero: bool = False
 ) -> Callable[..., Any]:
-    """is_zero: known of one fraction only, as item() asks.  Others are there to be filled in."""
+    """is_zero: the operator makes zeros.  They are known for a single float, as item() asks; others are only blank."""
     operator = sizes.operator(torch, name)
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
@@ -96,7 +96,7 @@ def _made(
         made = operator._op_dk(generic, *args, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
         most = contents.MOST_BYTES if is_whole else contents.MOST_FRACTIONS
-        # A graph that is launched again would find what others put there meanwhile.
+        # In a CUDA graph the block may hold other values by the time of the launch.
         if not 0 < made.nbytes <= most or contents.is_repeated(torch):
             return made
         if is_zero and (is_whole or made.numel() > 1):
@@ -110,7 +110,7 @@ def _made(
 
 
 def _drawn(torch: Any, name: str, evenly: Callable[..., Any]) -> Callable[..., Any]:
-    """Ones in the shares that are given for all of it, or for each where these are known."""
+    """bernoulli(): True with the given probability, or with each element's own if those are known."""
     kernel = sizes.generic(torch, sizes.operator(torch, name))
 
     def bernoulli(x: Any, *p: float, generator: Any = None) -> Any:
@@ -127,9 +127,9 @@ def _drawn(torch: Any, name: str, evenly: Callable[..., Any]) -> Callable[..., A
 
 
 def _unknown(torch: Any, name: str, values: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """In place of what torch has at its key, which counts the change.
+    """Replaces torch's kernel at the key that raises the version.
 
-    values: of masks and whole numbers that are filled in as a whole.
+    values: gives the contents of an integer tensor or mask that is filled as a whole; None: they are unknown.
     """
     operator = sizes.operator(torch, name)
     below, deeper = (

@@ -1,6 +1,6 @@
-"""How many boxes torchvision's detectors choose: a few of very many, so that the most there can be says nothing.
+"""How many boxes torchvision's detectors choose: few out of very many, so the maximum would say nothing.
 
-Training samples a fixed number; detection keeps what scores well, here one class of each proposal.
+Training samples a fixed number.  Detection keeps what scores well: here one class of each proposal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pyalloc._bootstrap.replacing import standing_for
 
 
 def answer() -> None:
-    """As soon as the detectors are imported."""
+    """Answers as soon as the detectors are imported."""
     after_import("torchvision.models.detection._utils", _matches)
     after_import("torchvision.models.detection.rpn", _proposals)
     after_import("torchvision.models.detection.roi_heads", _regions)
 
 
 def _expecting(kind: Any, name: str, expect: Callable[..., dict[int, int]]) -> None:
-    """The method finds out of so many elements so many."""
+    """Wraps the method: of masks with so many elements, expect() says how many it will find to be true."""
     method = getattr(kind, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -36,7 +36,7 @@ def _n_positive(sampler: Any) -> int:
 
 
 def _matches(utils: Any) -> None:
-    """An anchor for each box."""
+    """Matcher finds one anchor for each box."""
     _expecting(
         utils.Matcher,
         "set_low_quality_matches_",
@@ -57,7 +57,7 @@ def _regions(roi_heads: Any) -> None:
     sample, to_keypoints = heads.subsample, roi_heads.heatmaps_to_keypoints
 
     def subsample(self: Any, labels: Any) -> Any:
-        """Full samples, with as many boxes in each that hold something as there can be."""
+        """Full samples, each with as many positive boxes as the sampler allows."""
         if not all(each.is_cuda for each in labels):
             return sample(self, labels)
         n = [min(self.fg_bg_sampler.batch_size_per_image, len(each)) for each in labels]
@@ -74,7 +74,7 @@ def _regions(roi_heads: Any) -> None:
         return {len(each) * n_classes: len(each) for each in proposals}
 
     def heatmaps_to_keypoints(maps: Any, rois: Any) -> Any:
-        """Without making each map as large as its box, of which the device knows how large that is."""
+        """Skips resizing each map to its box: only the device knows the size of the box."""
         if not maps.is_cuda:
             return to_keypoints(maps, rois)
         return maps.new_empty((len(rois), maps.shape[1], 3)), maps.new_empty(maps.shape[:2])

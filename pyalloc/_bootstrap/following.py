@@ -1,8 +1,8 @@
-"""Whole numbers and masks that follow from those the program put on the device: lengths, offsets, labels that count.
+"""Integers and masks that follow from what the program put on the device: lengths, offsets, counted labels.
 
-No kernel has found them.  They are worked out on the host, of few numbers; nothing follows from what nobody put there,
-but that the places of the largest and those that are drawn lie evenly among all: experts share the tokens, clusters the
-points.
+No kernel computes them in a dry run, so they are computed on the host, as long as they are few.  Nothing follows from
+unknown values, with one exception: positions of the largest, and drawn positions, are spread evenly.  So experts share
+the tokens, and clusters share the points.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pyalloc._bootstrap import contents, sizes, truths
 
-# Zeros to be filled in are zeros beside what is known.  Elsewhere kernels that nobody tells of may have done so.
+# With these, blank zeros count as zeros beside a known argument.  Elsewhere unseen kernels may have filled them in.
 _JOINING = {
     *("add.Tensor", "sub.Tensor", "mul.Tensor", "logical_and", "logical_or", "logical_xor"),
     *("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor"),
@@ -23,8 +23,8 @@ _JOINING = {
     *("scatter.value_reduce", "scatter_reduce.two", "index_add", "index_copy", "index_put"),
     *("index_fill.int_Scalar", "index_fill.int_Tensor", "select_scatter", "slice_scatter"),
 }
-# Copies of the first argument of which a part is changed: by kernels that are given the result, and by those that work
-# in place.
+# Copies of the first argument with a part changed: _CHANGING by kernels that write to `out`, _CHANGING_CLONES by
+# kernels that work in place on a clone.
 _CHANGING = (
     *("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_add"),
     *("scatter_reduce.two", "index_add", "index_copy", "index_reduce"),
@@ -40,17 +40,17 @@ _OF_ONE = ("neg", "bitwise_not", "sign", "ceil", "floor", "round", "trunc")
 
 @dataclass(frozen=True)
 class _How:
-    """An operator is followed.
+    """How an operator is followed.
 
-    takes_blank: as contents.operands() has it.
-    takes_floats: bytes of the first argument, where that is of fractions.
-    among: of how many places the last result holds some, which lie evenly where nothing is known, and its dimension
-        along which they differ.
-    orders: the comparison of two numbers that it makes, where it tells which is less.
-    is_part: the result is one of the first argument.
-    is_change: the result is the first argument with a part changed; before that it lies there as it was.
-    is_copy: the result is the first argument, once or more.
-    is_inverse: of a mask that is there to be filled in it is true, as often as such a mask is believed to be false.
+    takes_blank: see contents.operands().
+    takes_floats: follows a floating-point first argument of up to this many bytes.
+    among: (n, dim): the last result holds positions out of n, which differ along dim.  If nothing is known, they are
+        spread evenly.
+    orders: the name of the comparison, if the operator compares two numbers by order.
+    is_part: the result is a part of the first argument.
+    is_change: the result is a copy of the first argument with a part changed.
+    is_copy: the result is the first argument, once or several times.
+    is_inverse: it inverts a mask: a blank mask gives True, for as long as contents.is_still_false() holds.
     """
 
     takes_blank: bool = False
@@ -64,7 +64,7 @@ class _How:
 
 
 class _Kinds:
-    """Of the results, by the arguments."""
+    """The dtypes of results, by the arguments."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -82,7 +82,7 @@ class _Kinds:
         return self.torch.bool
 
     def common(self, *args: Any, **_names: Any) -> Any:
-        """Of the last two: torch.where() has a mask before them."""
+        """The common dtype of the last two arguments: torch.where() takes a mask before them."""
         return self.torch.result_type(*args[-2:])
 
     def quotient(self, x: Any, other: Any) -> Any:
@@ -112,7 +112,7 @@ class _Kinds:
 
 
 def answer(torch: Any) -> None:
-    """From now on: along dimensions, compared, combined, chosen.  Of all numbers at once truths.py tells."""
+    """Follows these operators from now on.  Reductions over a whole tensor are in truths.py."""
     aten, kinds = torch.ops.aten, _Kinds(torch)
     same, mask, common = kinds.same, kinds.mask, kinds.common
 
@@ -141,7 +141,7 @@ def answer(torch: Any) -> None:
             follow(name, own)
     for name in ("searchsorted", "bucketize"):
         follow(f"{name}.Tensor", getattr(aten, name).Tensor_out, kinds.places)
-    follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
+    follow("flip", lambda x, _dims: torch.empty_like(x))  # as its kernel does here
     index = {"on_host": aten.index.Tensor, "is_part": True}
     follow("index.Tensor", aten.index.Tensor_out, same, **index)
     for name in ("index_select", "masked_select", "take"):
@@ -153,7 +153,7 @@ def answer(torch: Any) -> None:
 
 
 def _answer_along(torch: Any, kinds: _Kinds) -> None:
-    """Of a dimension: sums, the largest and their places."""
+    """Operators along a dimension: sums, the largest elements and their positions."""
     aten, same, place = torch.ops.aten, kinds.same, kinds.place
 
     follow = functools.partial(_follow, torch)
@@ -222,7 +222,7 @@ def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
 
 
 def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
-    """Of the first argument, a part of which may be changed."""
+    """Operators that return a copy of the first argument, some with a part changed."""
     changes: dict[str, Any] = {"is_change": True, "takes_floats": contents.FEW_FRACTIONS}
     for name in _CHANGING:
         packet, _, overload = name.partition(".")
@@ -239,7 +239,7 @@ def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
 
 
 def _follow(torch: Any, name: str, kernel: Any, *of: Any, **how: Any) -> None:
-    """of: the kinds of the results that the kernel is given, whose names are in how["into"]."""
+    """Follows one operator.  of: the dtypes of the results that the kernel writes to, named by how["into"]."""
     on_host = how.pop("on_host", None) or getattr(torch, name.partition(".")[0])
     kinds = dict(zip(how.pop("into", ("out",)), of, strict=False))
     found = _followed(torch, on_host, kernel, kinds, _How(name in _JOINING, **how))
@@ -247,7 +247,7 @@ def _follow(torch: Any, name: str, kernel: Any, *of: Any, **how: Any) -> None:
 
 
 def _one_is_in(torch: Any) -> Callable[..., Any]:
-    """isin() of a number, which torch lays on the device as one that Python could not be given."""
+    """isin() of a number: torch would put it on the device wrapped in a way that cannot be passed to Python."""
 
     def call(number: Any, others: Any, **how: Any) -> Any:
         kind = torch.tensor(number, device="cpu").dtype
@@ -258,7 +258,7 @@ def _one_is_in(torch: Any) -> Callable[..., Any]:
 
 
 def _own(torch: Any, operator: Any) -> Callable[..., Any] | None:
-    """The kernel that torch has for the device, where there is none that is given its result."""
+    """The CUDA kernel of torch, for operators without an `out` variant; None where torch does not hand it out."""
     kernel = sizes.kernel(torch, operator, "CUDA")
     if kernel is None:
         return None
@@ -267,11 +267,11 @@ def _own(torch: Any, operator: Any) -> Callable[..., Any] | None:
 
 
 def _of_numbers(torch: Any, name: str) -> Callable[..., Any]:
-    """Where two tensors are asked for, a number of the program's may come as it is."""
+    """A kernel for two tensors, of which one may arrive as a Python number."""
     operator = getattr(torch.ops.aten, name)
 
     def call(x: Any, other: Any, *, out: Any) -> Any:
-        if not torch.is_tensor(x):  # of torch.bitwise_and() and its like only
+        if not torch.is_tensor(x):  # only torch.bitwise_and() and the like
             x, other = other, x
         by = operator.Tensor_out if torch.is_tensor(other) else operator.Scalar_out
         return by(x, other, out=out)
@@ -280,7 +280,7 @@ def _of_numbers(torch: Any, name: str) -> Callable[..., Any]:
 
 
 def _of_tensors(torch: Any, operator: Any) -> Callable[..., Any]:
-    """And where there is no such operator of numbers."""
+    """The same for operators that have no variant for numbers."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not all(map(torch.is_tensor, args)):
@@ -295,7 +295,7 @@ def _of_tensors(torch: Any, operator: Any) -> Callable[..., Any]:
 
 
 def _of_divisors(operator: Any) -> Callable[..., Any]:
-    """By 0 a device divides whole numbers too; what it finds nobody knows."""
+    """Integer division: a device divides by 0 as well, with an undefined result."""
 
     def call(x: Any, by: Any, **mode: Any) -> Any:
         if not (by != 0).all():
@@ -308,15 +308,15 @@ def _of_divisors(operator: Any) -> Callable[..., Any]:
 def _followed(
     torch: Any, on_host: Any, kernel: Any, kinds: dict[str, Callable[..., Any]], how: _How
 ) -> Callable[..., Any]:
-    """The kernel, which puts its results into given tensors, and what it would have found.
+    """Calls the kernel, then writes what it would have computed into its results, if that is known.
 
-    kinds: of those tensors; none where the kernel makes its result itself.
+    kinds: the dtypes of the tensors that the kernel writes to; empty if it allocates its result itself.
     """
     takes_floats, among = how.takes_floats, how.among
     follows_floats = takes_floats > 0 or how.is_part or among is not None
 
     def tell(results: Any, args: Any, kwargs: Any) -> bool:
-        """Whether it is known what they are."""
+        """Writes the results if they are known; says whether they are."""
         are_masks = not follows_floats and _has_fractions(torch, args)
         if are_masks and not _may_be_masks(torch, args):
             return False
@@ -330,7 +330,7 @@ def _followed(
         if there is not None and not (are_masks and _have_others(torch, args, there)):
             try:
                 told = on_host(*there, **kwargs)
-            except (IndexError, RuntimeError):  # there, of unsigned ones, by 0, or at a guess
+            except (IndexError, RuntimeError):  # unsigned on the host, division by 0, wrong guess
                 return False
             depth = contents.depth(torch, args)
             for each, value in zip(results, told if len(results) > 1 else (told,), strict=True):
@@ -339,7 +339,7 @@ def _followed(
         if among is not None and args[0].is_floating_point():
             n, dim = among(*args, **kwargs)
             last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
-            # From the middle on: what ends a text, or pads it, is among the first tokens, or the last.
+            # From the middle on, because the tokens that end or pad a text are among the first or the last.
             places = (torch.arange(last.numel(), device="cpu") + n // 2) % max(n, 1)
             contents.write(torch, last, places.view(last.shape), depth=1)
         elif how.orders and _is_within(torch, how.orders, *args):
@@ -359,7 +359,7 @@ def _followed(
         made = kernel(*args, **kwargs, **found)
         results = tuple(found.values()) or (made,)
         if how.is_change and made.is_floating_point():
-            # Mostly nothing was ever known of fractions, which is told at once.
+            # A shortcut: mostly nothing was ever known about floating-point tensors.
             are_noted = [contents.is_noted(each) for each in args if _is_fraction(torch, each)]
             if not any(are_noted) and not contents.is_noted(made):
                 return made
@@ -374,13 +374,13 @@ def _followed(
 
 
 def _is_within(torch: Any, order: str, x: Any, other: Any) -> bool:
-    """No number is beyond the infinities: a first loss is less than the best one so far, which is none."""
+    """Is one side infinite, so that the comparison holds for any number?  A first loss is compared with inf."""
     low, high = (x, other) if order in ("lt", "le") else (other, x)
     return bool(_one_there(torch, low) == -math.inf or _one_there(torch, high) == math.inf)
 
 
 def _one_there(torch: Any, x: Any) -> Any:
-    """The number, by itself, that the program put there; None: another, or several."""
+    """The single number that the program put there; None if it is unknown or there are several."""
     if not torch.is_tensor(x):
         return x
     if x.numel() != 1 or not contents.is_plain(torch, x):
@@ -394,9 +394,9 @@ def _is_fraction(torch: Any, x: Any) -> bool:
 
 
 def _is_changed(x: Any) -> bool:
-    """In place, by what could not be followed; and numbers of several kinds are joined by copying one after the other.
+    """Was it changed in place by something that was not followed?  Of a list: was one, or do their dtypes differ?
 
-    Of fractions only where there is one tensor of them.
+    Tensors of several dtypes are joined by copying one after the other.  Lists of floating-point tensors are skipped.
     """
     if not isinstance(x, list):
         return not contents.is_current(x)
@@ -406,7 +406,7 @@ def _is_changed(x: Any) -> bool:
 
 
 def _has_fractions(torch: Any, args: Any) -> bool:
-    """Of which nothing follows but of masks; the first part of a list stands for the others."""
+    """Is a floating-point device tensor among them?  Only masks are followed then.  Looks at a list's first element."""
     for each in args:
         one = each[0] if isinstance(each, (list, tuple)) and each else each
         if torch.is_tensor(one) and one.is_cuda and one.is_floating_point():
@@ -415,7 +415,7 @@ def _has_fractions(torch: Any, args: Any) -> bool:
 
 
 def _may_be_masks(torch: Any, args: Any) -> bool:
-    """Few fractions each, all of them known: masks are multiplied, repeated and taken from 1 as fractions, too."""
+    """Are the floating-point tensors all small and known?  Programs multiply, repeat and invert masks as floats too."""
     for each in args:
         if isinstance(each, (list, tuple)):
             if not _may_be_masks(torch, each):
@@ -428,7 +428,7 @@ def _may_be_masks(torch: Any, args: Any) -> bool:
 
 
 def _have_others(torch: Any, args: Any, there: Any) -> bool:
-    """Many fractions that no mask has among those of the device: some are made of 0, 1 and 2, and taken from 1."""
+    """Does a large floating-point tensor hold values other than -2 to 2, which masks are made of?"""
     for each, found in zip(args, there, strict=True):
         if isinstance(each, (list, tuple)):
             is_other = _have_others(torch, each, found)
@@ -443,12 +443,12 @@ def _have_others(torch: Any, args: Any, there: Any) -> bool:
 
 
 def _along(x: Any, dim: int | None = None, *_: Any, **_names: Any) -> tuple[int, int]:
-    """How many there are, and where the results lie of which one has several."""
+    """The number of positions, and the dimension along which several results lie."""
     return int(x.numel() if dim is None or x.dim() == 0 else x.shape[dim]), -1
 
 
 def _device(torch: Any, args: Any) -> Any:
-    """Of the first tensor on one."""
+    """The device of the first device tensor."""
     for each in args:
         if isinstance(each, (list, tuple)):
             found = _device(torch, each)
@@ -473,8 +473,8 @@ def _converted(torch: Any) -> Callable[..., Any]:
         is_whole = not (made.is_floating_point() or made.is_complex())
         if x.is_cuda and not made.is_cuda:
             contents.note_brought(torch, x, made)
-        # What a program copies there is there, zeros too.  But of fractions not many are looked at, and those that are
-        # all zeros may be there to be filled in, as those that the device makes.
+        # What a program copies to the device is known, zeros too.  But only small floating-point tensors are looked at,
+        # and one of all zeros may be there to be filled in, like zeros that are made on the device.
         is_sure = is_whole or x.is_cuda or x.numel() == 1
         is_few = made.is_cuda and not is_sure and is_small(x, made)
         is_blank = is_few and not x.any()

@@ -1,4 +1,4 @@
-"""How long generated sequences become: as long as they may be, which is what has to fit."""
+"""How long generated sequences become: as long as they may, because that has to fit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pyalloc._bootstrap.importing import after_import
 
 
 def answer() -> None:
-    """As soon as the libraries are imported."""
+    """Answers as soon as the libraries are imported."""
     after_import("transformers.generation.utils", _go_on_to_the_limit)
     for name, kind in (("grpo", "GRPOTrainer"), ("rloo", "RLOOTrainer")):
         after_import(f"trl.trainer.{name}_trainer", functools.partial(_complete_to_the_limit, kind))
 
 
 def _go_on_to_the_limit(generation: Any) -> None:
-    """The generate() of transformers asks the device whether all sequences have ended: it might stop at once, or never.
+    """Makes generate() of transformers go on to its maximum length, because that has to fit.
 
-    Here it goes on to its largest length, which is what has to fit.
+    It asks the device whether all sequences have ended, so in a dry run it might stop at once, or never.
     """
     criteria, mixin = generation.StoppingCriteriaList, generation.GenerationMixin
     ask, goes_on = criteria.__call__, getattr(mixin, "_has_unfinished_sequences", None)
@@ -46,7 +46,7 @@ def _go_on_to_the_limit(generation: Any) -> None:
 
 
 def _returning_everything(search: Callable[..., Any]) -> Callable[..., Any]:
-    """Beams as long as they may become: they are cut where the device found their ends, before the prompt."""
+    """Returns beams of the maximum length; otherwise they are cut where the device says they end: before the prompt."""
 
     def whole(rows: Any, length: int) -> Any:
         return rows.new_zeros((len(rows), length)) if rows.is_cuda else rows
@@ -68,9 +68,9 @@ def _returning_everything(search: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _accepting_no_draft(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """Of an assistant's tokens: how many are right is counted on the device, and one added to that there: it made none.
+    """Assisted decoding that never accepts a drafted token: the device counts how many are right.
 
-    The fewest is no token of the assistant's and one of the model's, so that it drafts at every length.
+    Each round then adds one token, the model's own: the fewest possible, so that drafting happens at every length.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -94,7 +94,7 @@ def _accepting_no_draft(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _complete_to_the_limit(kind: str, module: Any) -> None:
-    """Trainers of TRL cut completions where the device finds their end: before their first token."""
+    """Restores completions to the maximum length: TRL's trainers cut them where the device says they end, at once."""
     trainer = getattr(module, kind)
     generate = getattr(trainer, "_generate_single_turn", None)
     if generate is None:  # before 0.24

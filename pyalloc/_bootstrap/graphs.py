@@ -1,4 +1,4 @@
-"""How many nodes the largest graph of a batch has, by which torch_geometric pads all of them."""
+"""How many nodes the largest graph of a batch has: torch_geometric pads all graphs to that number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyalloc._bootstrap.replacing import standing_for
 
 
 def answer() -> None:
-    """As soon as the library is imported."""
+    """Answers as soon as the library is imported."""
     for name in ("to_dense_batch", "to_dense_adj"):
         after_import(f"torch_geometric.utils._{name}", functools.partial(_pad, name))
 
@@ -26,7 +26,7 @@ def _pad(name: str, module: Any) -> None:
         batch = bound.arguments.get("batch")
         if batch is not None and batch.is_cuda and bound.arguments.get("max_num_nodes") is None:
             known = contents.told(torch, batch)
-            # Of one graph only, where nothing is known.
+            # If nothing is known, all nodes belong to one graph.
             n = len(batch) if known is None else int(known.bincount().max())
             bound.arguments["max_num_nodes"] = n
         return pad(*bound.args, **bound.kwargs)

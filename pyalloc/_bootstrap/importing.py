@@ -1,4 +1,4 @@
-"""Calls that wait for a module: nobody who does not need torch is made to import it."""
+"""Calls that wait until a module is imported, so that a program that does not need torch need not import it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 
 class _Finder:
-    """Finds a module as the other finders do, and adds a call after its import.
+    """Finds a module through the other finders, and adds a call after its import.
 
-    It stays until the module was executed: libraries look by importlib.util.find_spec() whether there is one, and
-    import it later.  Not derived from importlib.abc's, whose own imports take a third of what importing pyalloc does.
+    It stays until the module has been executed: libraries call importlib.util.find_spec() to see whether a module
+    exists, and import it later.  Not a subclass of importlib.abc's: those imports are a third of pyalloc's import time.
     """
 
     def __init__(self, name: str, call: Callable[[Any], object]) -> None:
         self.name = name
         self.call = call
-        self.asking: set[int] = set()  # threads
+        self.asking: set[int] = set()  # threads that are in find_spec()
 
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
@@ -31,7 +31,7 @@ class _Finder:
             return None
         self.asking.add(me)
         try:
-            # All the other finders, as Python asks them: one of them may wait for the same module.
+            # Ask all other finders as Python does: one of them may be a _Finder for the same module.
             spec = importlib.util.find_spec(fullname)
         finally:
             self.asking.discard(me)
@@ -49,7 +49,7 @@ class _Finder:
 
 
 def after_import(name: str, call: Callable[[Any], object]) -> None:
-    """Calls once with the module of that name: now, or right after it was executed for the first time."""
+    """Calls `call` once with the module of that name: now, or right after it was executed for the first time."""
     if name in sys.modules:
         call(sys.modules[name])
     else:

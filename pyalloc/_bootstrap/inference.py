@@ -1,7 +1,7 @@
-"""torch.inference_mode() as torch.no_grad(): tensors made there count no changes in place, so that nothing is known.
+"""Turns torch.inference_mode() into torch.no_grad(): inference tensors have no version, so nothing of them is known.
 
-They take the same memory.  As on a card torch.enable_grad() in there records nothing, but where torch.func
-differentiates.  What a card refuses of such tensors later passes here.
+They take the same memory.  As on a card, torch.enable_grad() inside records nothing, except where torch.func
+differentiates.  Later uses of such tensors that a card would refuse pass here.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pyalloc._bootstrap import sizes
 
 
 class _Here(threading.local):
-    is_on = False  # the mode, in this thread
+    is_on = False  # is this thread in inference mode?
 
 
 _here = _Here()
 
 
 def answer(torch: Any) -> None:
-    """From now on, where Python enters it."""
+    """Replaces the mode from now on, where Python code enters it."""
     modes = torch.autograd.grad_mode
     enter_real, leave_real = torch.inference_mode.__enter__, torch.inference_mode.__exit__
     is_real = torch.is_inference_mode_enabled
 
     def enter(mode: Any) -> None:
-        mode.is_real = is_real()  # as C++ enters it: one that is off leaves it
+        mode.is_real = is_real()  # entered by C++: inference_mode(False) leaves it
         if mode.is_real:
             enter_real(mode)
         mode.before = torch.is_grad_enabled(), _here.is_on
@@ -45,7 +45,7 @@ def answer(torch: Any) -> None:
 
     @functools.wraps(enter_compiled)
     def enter_in_graph(is_on: bool) -> Any:
-        """torch.compile drops what one that is off returns, by which torch leaves it again."""
+        """torch.compile drops the returned guard of inference_mode(False) at once; torch leaves the mode with it."""
         if not is_on or is_real():
             return enter_compiled(is_on)
         return _Guard(torch.inference_mode())
@@ -55,7 +55,7 @@ def answer(torch: Any) -> None:
 
     @functools.wraps(is_real)
     def is_enabled() -> bool:
-        """As the program asks; torch itself asks what its tensors are, and they are none of this mode's."""
+        """True for the program's own question.  torch asks about its tensors, and those are no inference tensors."""
         asks = sys._getframe(1).f_globals.get("__name__", "")
         return is_real() or (_here.is_on and asks.partition(".")[0] != "torch")
 
@@ -74,7 +74,7 @@ def answer(torch: Any) -> None:
 
 
 class _Guard:
-    """As torch's own: in the mode until it goes, also where an operator of the graph raises and nobody leaves it."""
+    """Like torch's own guard: leaves the mode when it is dropped, even if an operator of the graph raises."""
 
     def __init__(self, mode: Any) -> None:
         mode.__enter__()
@@ -90,7 +90,7 @@ class _Guard:
 
 
 def _recording_nothing(torch: Any, switch: Any) -> Any:
-    """What switches gradients on, but in this mode."""
+    """Wraps a function that switches gradients on, so that it has no effect in this mode."""
 
     @functools.wraps(switch)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,14 +103,14 @@ def _recording_nothing(torch: Any, switch: Any) -> Any:
 
 
 def _differentiates(torch: Any) -> bool:
-    """Whether torch.func does, around this: vmap() alone does not."""
+    """Is torch.func differentiating around this call?  vmap() alone does not count."""
     functions = torch._C._functorch
     kinds = functions.TransformType.Grad, functions.TransformType.Jvp
     return any(each.key() in kinds for each in functions.get_interpreter_stack() or ())
 
 
 def _detached(kernel: Any) -> Any:
-    """In place, which torch.no_grad() refuses of views."""
+    """detach_() that does nothing in this mode: torch.no_grad() refuses it on views."""
 
     def call(keyset: Any, x: Any) -> Any:
         return x if _here.is_on else kernel.call_boxed(keyset, x)

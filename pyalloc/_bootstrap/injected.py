@@ -1,8 +1,8 @@
-"""What a debugger puts into a running process: a thread that calls `pyalloc attach` back and does what that asks.
+"""What a debugger injects into a running process: a thread that connects to `pyalloc attach` and does what it asks.
 
-Its text is executed in the main thread of whatever Python is there, in the middle of anything: until the version is
-known it uses nothing newer than Python 3.6, and it leaves the main thread at once.  It loads nothing that another user
-could have put in its way: pyalloc comes from the folder that is named over a socket of this user's.
+This file's text is executed in the main thread, at any point, by any version of Python.  So it uses nothing newer than
+Python 3.6 until it knows the version, and it leaves the main thread at once.  It loads nothing that another user could
+have planted: the folder of pyalloc is named over a socket whose peer is this user.
 """
 
 import os
@@ -14,7 +14,7 @@ _PATIENCE_S = 60.0
 
 
 def start(address: str) -> None:
-    """Calls back there, from a thread of its own; where nobody listens any more nothing is done."""
+    """Connects to address from a new thread; does nothing if nobody listens there any more."""
     import _thread  # threading's own functions take locks that the main thread may hold here
 
     _thread.start_new_thread(_call_back, (address,))
@@ -42,7 +42,7 @@ def _call_back(address: str) -> None:
         reply = _answer(json.loads(line.decode()))
         connection.sendall(json.dumps(reply).encode())
     except Exception:
-        return  # the program is not to see it, and who asked waits no longer
+        return  # must not reach the program; the asking side sees the closed connection
     finally:
         connection.close()
 
@@ -71,7 +71,7 @@ def _answer(asked: Any) -> Any:
 
 
 def _load(folder: str) -> None:
-    """The package of that folder, if there is none yet; sys.path, by which others may be importing, stays as it is."""
+    """Loads the package of that folder unless there is one.  Leaves sys.path alone: other threads may be importing."""
     import importlib.util
 
     if "pyalloc" in sys.modules:

@@ -1,4 +1,4 @@
-"""Where the parts of jagged nested tensors begin: torch adds up their lengths on the device, and reads them there."""
+"""Where the parts of jagged nested tensors begin: torch sums their lengths on the device, and reads the sums there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyalloc._bootstrap.importing import after_import
 
 
 def answer() -> None:
-    """As soon as they are imported."""
+    """Answers as soon as nested tensors are imported."""
     after_import("torch.nested._internal.nested_tensor", _of_lists)
     after_import("torch.nested._internal.ops", _apart)
 
 
 def _of_lists(module: Any) -> None:
-    """Of tensors on the host or the device, whose lengths are known."""
+    """Nested tensors made of a list of tensors, whose lengths are known."""
     make, torch = module.jagged_from_list, module.torch
 
     @functools.wraps(make)
@@ -33,7 +33,7 @@ def _of_lists(module: Any) -> None:
 
 
 def _apart(ops: Any) -> None:
-    """unbind(); parts of which nothing is known are all as long."""
+    """unbind(): if the offsets are unknown, all parts have the same length."""
     torch, table = ops.torch, ops.JAGGED_OPS_TABLE
     operator = torch.ops.aten.unbind.int
     unbind = table[operator]

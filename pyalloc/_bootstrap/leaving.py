@@ -1,4 +1,4 @@
-"""A last word before os._exit(), which asks no atexit function: children of multiprocessing end with it."""
+"""Calls before os._exit(), which skips atexit functions: multiprocessing's children end with it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-_LIMIT_S = 5.0  # a watchdog calls os._exit() because something hangs, maybe what is called here
+_LIMIT_S = 5.0  # a watchdog may call os._exit() because one of our calls hangs
 _calls: list[Callable[[], object]] = []
 _begun: list[
     int
-] = []  # exit codes; no lock, for a signal's handler may leave while a program is leaving
+] = []  # exit codes.  No lock: a signal handler may call os._exit() during os._exit()
 
 
 def has_begun() -> bool:
@@ -20,7 +20,7 @@ def has_begun() -> bool:
 
 
 def before(call: Callable[[], object]) -> None:
-    """Calls it, once, before os._exit() of this process and of those forked from it; what it raises is dropped."""
+    """Calls it once before os._exit(), in this process and in each one forked from it; drops its exceptions."""
     if not _calls:
         _wrap()
     if call not in _calls:

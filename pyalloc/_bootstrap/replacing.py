@@ -1,4 +1,4 @@
-"""Functions of ours in the place of a library's, where torch.jit.script() compiles the library's all the same."""
+"""Replaces a library's function by ours, while torch.jit.script() still compiles the library's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 
 def standing_for(original: Any, replacement: Callable[..., Any]) -> Any:
-    """Calls the replacement, and is the original to whoever compiles it.
+    """A function that calls the replacement, but looks like the original to a compiler.
 
-    What functools.wraps() leaves shows its source; the names in there are looked up among the function's globals.
+    functools.wraps() leads a compiler to the original's source.  The compiler looks its names up in the function's
+    globals, which therefore have to be the original's.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A process of `pyalloc dryrun`: its memory figures, written as JSON when it ends.
+"""The memory figures of a process of `pyalloc dryrun`, written as JSON when it ends.
 
-How it ends does not matter as long as Python hears of it: os._exit() and Ctrl-C run no destructor, so that the counters
-of the host-memory runtime are asked for here, too.
+Any end will do that Python notices.  os._exit() and Ctrl-C run no destructors, so this also writes the counters of the
+host-memory runtime.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ _PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_by
 
 @dataclass
 class _Watch:
-    """Peaks seen so far, since a program may reset torch's, and the error it died of."""
+    """The error the program died of, and the peaks so far: a program may reset torch's own."""
 
     folder: str
     pid: int
     peaks: dict[int, dict[str, int]] = field(default_factory=dict)
     error: str = ""
-    limited: bool = False  # it was out of memory of a limit, not of the device's
-    needed: int = (
-        0  # bytes that it had asked for when it was last out of memory, the refused ones too
-    )
-    wanted: int = 0  # devices, where it died of asking for one that is not there
+    limited: bool = False  # it ran out of memory at a limit, not at the device's size
+    needed: int = 0  # bytes requested at the last out-of-memory error, including the refused ones
+    wanted: int = 0  # devices that it needs, if it died of asking for one that does not exist
 
 
 def watch(folder: str) -> None:
@@ -55,7 +53,7 @@ def watch(folder: str) -> None:
 
 
 def _begin_in_child(state: _Watch) -> None:
-    """A forked process may use the device if its parent did not before: then it has figures of its own."""
+    """A forked child has figures of its own if its parent had not used the device, as only then it may use it."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         state.pid = os.getpid()
@@ -67,7 +65,7 @@ def _note_uncaught(state: _Watch) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         reason = _out_of_memory(error) or error
         state.error = type(reason).__name__
-        # Of both allocators' texts, where less than the device is; pyalloc's of a pool's limit and of `ulimit -v`.
+        # Parts of both allocators' messages about a limit, and of pyalloc's about a pool's limit and `ulimit -v`.
         state.limited = any(
             text in str(reason)
             for text in (" allowed; ", "the pool is limited to ", "no address space left")
@@ -80,7 +78,7 @@ def _note_uncaught(state: _Watch) -> None:
 
 
 def _wanted_devices() -> int:
-    """One for each rank that a launcher started here, or one more than there are."""
+    """A device for each rank that a launcher started on this node, or one more than there are."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     torch: Any = sys.modules["torch"]
     n_devices: int = torch.cuda.device_count()
@@ -88,7 +86,7 @@ def _wanted_devices() -> int:
 
 
 def _out_of_memory(error: BaseException | None) -> BaseException | None:
-    """The error or what it was raised from, where that is torch.OutOfMemoryError."""
+    """The torch.OutOfMemoryError among the error and its causes; None if there is none."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if type(error).__name__ == "OutOfMemoryError":
@@ -102,7 +100,7 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
     for device in range(torch.cuda.device_count()):
         try:
             stats = torch.cuda.memory_stats(device)
-        except Exception:  # another pluggable allocator may have no figures
+        except Exception:  # some pluggable allocators have no statistics
             continue
         peaks = state.peaks.setdefault(device, dict.fromkeys(_PEAKS, 0))
         for name in _PEAKS:
@@ -112,7 +110,7 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
 
 
 def _note_begin(torch: Any, state: _Watch) -> None:
-    """Of the device's use, by a file: a process that is killed tells nothing else."""
+    """Leaves a file when the process begins to use the device: a killed process leaves nothing else."""
 
     def begin() -> None:
         with contextlib.suppress(OSError):
@@ -122,7 +120,7 @@ def _note_begin(torch: Any, state: _Watch) -> None:
 
 
 def _note_resets(torch: Any, state: _Watch) -> None:
-    """torch.cuda's and, where it has one, torch.accelerator's."""
+    """Notes peaks before torch.cuda or torch.accelerator resets them."""
     for name in ("cuda", "accelerator"):
         package: Any = getattr(torch, name, None)
         reset = getattr(package, "reset_peak_memory_stats", None)
@@ -180,18 +178,18 @@ def _write(state: _Watch) -> None:
         "unfollowed": not sizes.has_kernels(torch),
         "devices": state.peaks,
     }
-    # The folder is gone where the summary was told without this process, which was not waited for.
+    # The folder is gone if `pyalloc dryrun` did not wait for this process before it printed its summary.
     with contextlib.suppress(FileNotFoundError):
         _write_file(Path(state.folder) / f"torch.{state.pid}.json", json.dumps(content))
         _write_counters()
 
 
 def _write_file(final: Path, text: str) -> None:
-    # Not pyalloc.files: the program may run in an environment without pyalloc.
+    # Does not use pyalloc.files: the program may run in an environment without pyalloc.
     partial = final.with_suffix(".partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
-        os.fchmod(file.fileno(), 0o600)  # a umask may have taken that from its owner, too
+        os.fchmod(file.fileno(), 0o600)  # the umask may have removed even the owner's rights
         file.write(text)
     partial.rename(final)
 

@@ -1,9 +1,9 @@
-"""Python may end only when torch's autograd threads rest.
+"""Delays the end of Python until torch's autograd threads are idle.
 
-backward() returns while the device's thread still drops what it held for it, Python objects among them.  Python that is
-finalizing ends a thread that wants the interpreter, and unwinding torch's C++ frames ends the process: "terminate
-called without an active exception", exit code 134.  On host memory kernels take no time, so programs that end right
-after backward() meet it often.
+backward() returns while the device's thread still releases objects that it held, Python objects among them.  A
+finalizing Python ends any thread that wants the interpreter, and unwinding torch's C++ frames then aborts the process:
+"terminate called without an active exception", exit code 134.  In a dry run kernels take no time, so programs that end
+right after backward() would often hit this.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import atexit
 import os
 import time
 
-_LIMIT_S = 5.0  # somebody else's backward() may never end
+_LIMIT_S = 5.0  # a backward() of another thread may never end
 _INTERVAL_S = 0.002
-_N_ALIKE = 5  # looks: a thread sleeps too while another has the interpreter, 5 ms at a time
+_N_ALIKE = 5  # equal looks in a row: waiting for the interpreter is sleep, too, up to 5 ms
 _AUTOGRAD = "pt_autograd"  # torch names its threads pt_autograd_0, ...
 
 
 def wait_at_exit() -> None:
-    """Python's last exit function, when it is registered first."""
+    """Waits at exit.  Call it first: the exit function that is registered first runs last."""
     atexit.register(_wait)
 
 
@@ -34,7 +34,7 @@ def _wait() -> None:
 
 
 def _look() -> dict[str, tuple[str, str]]:
-    """Of every autograd thread whether it runs, and how often it was given and taken a processor."""
+    """For every autograd thread: its state, and its counts of context switches."""
     found = {}
     try:
         tids = os.listdir("/proc/self/task")
@@ -44,7 +44,7 @@ def _look() -> dict[str, tuple[str, str]]:
         try:
             if _read(tid, "comm").startswith(_AUTOGRAD):
                 found[tid] = _state(_read(tid, "status"))
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended
             continue
     return found
 

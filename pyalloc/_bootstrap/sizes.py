@@ -1,7 +1,7 @@
 """Sizes that torch's operators ask a device for: in a dry run no kernel has computed them.
 
-Where there is a largest size it is taken.  Where there is none, what lies on the device is looked at: labels, counts
-and lengths that a program copied there are as good as on a card, and anything else is told by being no such number.
+If a size has a maximum, that is taken.  Otherwise the device memory is read: labels, counts and lengths that a program
+copied there are the same as on a card, and anything else is recognised because it makes no sense as such a number.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pyalloc._bootstrap import contents
 from pyalloc._bootstrap.replacing import standing_for
 
 _FEW = 2**12
-_LARGEST = 2**24  # of a label or count; above it they are what lay there before
-# Torch notes the file of who makes one, and takes no name that is not UTF-8, as this file's may be.
+_LARGEST = 2**24  # label or count; larger values are leftovers in the block
+# Library() notes its caller's file name and refuses a name that is not UTF-8, which this file's path may be.
 _NEW_LIBRARY = compile('torch.library.Library("aten", "IMPL")', "<pyalloc>", "eval")
 
 
 @dataclass
 class Counted:
-    """How often an answer changed what the program allocates.
+    """How often an answer was a guess that changes what the program allocates.
 
-    masks: taken as true everywhere; distinct: calls whose elements were taken as all different; guessed: tensors of
-    numbers that made no sense.
+    masks: masks taken as all true; distinct: calls whose elements were taken as all different; guessed: tensors whose
+    numbers made no sense and were replaced.
     """
 
     masks: int = 0
@@ -39,12 +39,12 @@ class Counted:
 
 
 counted = Counted()
-_libraries: list[Any] = []  # of operators; they go with it
+_libraries: list[Any] = []  # an operator is unregistered with its library
 _caller = threading.local()
 
 
 def answer(torch: Any) -> None:
-    """From now on."""
+    """Answers from now on."""
     implement(torch, "CUDA", "nonzero", _choose_everything(torch))
     for name, implementation in {**_all_different(torch), **_from_what_lies_there(torch)}.items():
         implement(torch, "CUDA", name, implementation)
@@ -62,13 +62,13 @@ def answer(torch: Any) -> None:
 
 
 def operator(torch: Any, name: str) -> Any:
-    """torch's, by its name and overload."""
+    """The operator of that name, "name.overload"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def generic(torch: Any, operator: Any) -> Callable[..., Any]:
-    """The operator as torch has it for all devices."""
+    """The operator's kernel for all devices."""
     key = "CompositeExplicitAutograd"
     if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key):
         key += "NonFunctional"
@@ -76,29 +76,29 @@ def generic(torch: Any, operator: Any) -> Callable[..., Any]:
 
 
 def has_kernels(torch: Any) -> bool:
-    """Whether torch gives its kernels out, as from 2.9 on."""
+    """Does torch hand out its kernels?  From 2.9 on."""
     return hasattr(torch.library, "get_kernel")
 
 
 def kernel(torch: Any, operator: Any, key: str) -> Any:
-    """What torch has at that key, to be called by what takes its place; None where torch gives none out."""
+    """The kernel at that key, for its replacement to call; None if torch does not hand kernels out."""
     return torch.library.get_kernel(operator, key) if has_kernels(torch) else None
 
 
 def implement(
     torch: Any, key: str, name: str, implementation: Callable[..., Any], **how: Any
 ) -> None:
-    """Of the operator, for tensors on a device."""
+    """Replaces the operator's kernel at that dispatch key."""
     library = eval(_NEW_LIBRARY, {"torch": torch})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
+        warnings.simplefilter("ignore")  # torch 2.9 warns that it overrides a kernel
         library.impl(name, implementation, key, **how)
     _libraries.append(library)
     _hide_from_compiler(torch, implementation)
 
 
 def _hide_from_compiler(torch: Any, function: Any) -> None:
-    """torch.compile looks at all Python that runs below a compiled program, and warns about what it finds in here."""
+    """Keeps torch.compile out of the function: it would trace our Python below a compiled program, and warn."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "_FrameExecStrategy"):
         skip = frames._FrameAction.SKIP
@@ -106,12 +106,15 @@ def _hide_from_compiler(torch: Any, function: Any) -> None:
 
 
 def _wait(torch: Any, device: Any) -> None:
-    """As whatever reads a size does: not in a capture."""
+    """Waits for the stream, as operators that read a size do; raises during a capture, as they do."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def expected() -> dict[int, int | list[int]]:
-    """How many elements of masks with so many this thread's caller knows to be true; a list: of the next in turn."""
+    """How many elements are true, by the mask's number of elements, as this thread's caller knows.
+
+    A list gives the answers for successive masks of that size.
+    """
     if not hasattr(_caller, "expected"):
         _caller.expected = {}
     found: dict[int, int | list[int]] = _caller.expected
@@ -120,7 +123,7 @@ def expected() -> dict[int, int | list[int]]:
 
 @contextlib.contextmanager
 def expecting(of_masks: dict[int, Any]) -> Iterator[None]:
-    """Until left, in place of what was expected before."""
+    """Replaces what is expected until the context is left."""
     before, _caller.expected = expected(), of_masks
     try:
         yield
@@ -129,18 +132,19 @@ def expecting(of_masks: dict[int, Any]) -> Iterator[None]:
 
 
 def _chosen(n: int) -> int:
-    """How many of so many elements of a mask of which nothing is known."""
+    """How many of the n elements of an unknown mask are true."""
     found = expected().get(n)
-    if isinstance(found, list):  # of one mask after the other
+    if isinstance(found, list):  # one answer for each mask in turn
         found = found.pop(0) if found else None
     counted.masks += found is None
     return n if found is None else found
 
 
 def _choose_everything(torch: Any) -> Callable[..., Any]:
-    """A mask as index, torch.where(mask) and masked_select() ask for the places, and it the device how many.
+    """nonzero(), for mask indexing, torch.where(mask) and masked_select(): it asks the device how many are true.
 
-    All is the most there can be, and two readers of one mask get the same.  A mask of the program's is as it is.
+    An unknown mask chooses everything: that is the most there can be, and two readers of one mask agree.  A mask whose
+    values are known is used as it is.
     """
 
     def nonzero(mask: Any) -> Any:
@@ -148,7 +152,7 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
         is_mask = mask.dtype == torch.bool
         known = contents.told(torch, mask) if is_mask else contents.put(torch, mask, True)
         if known is not None:
-            known = known != 0  # the host counts no unsigned ones as they are
+            known = known != 0  # count_nonzero() on the host does not take unsigned types
         share = contents.share(mask)
         if known is not None:
             n = int(known.count_nonzero())
@@ -156,12 +160,12 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
             n = math.ceil(mask.numel() * share)
         else:
             n = _chosen(mask.numel())
-        # Transposed, so that the places along one dimension lie together.
+        # Transposed, so that the positions along one dimension are contiguous, as in torch's own result.
         places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)
         if known is not None:
             depth = contents.depth(torch, (mask,))
             contents.write(torch, places, known.nonzero().t(), depth=depth)
-        elif n == mask.numel() <= _FEW:  # loops go over them one by one
+        elif n == mask.numel() <= _FEW:  # programs loop over the positions of small masks
             everything = torch.ones(mask.shape, dtype=torch.bool, device="cpu")
             contents.write(torch, places, everything.nonzero().t())
         return places.t()
@@ -170,7 +174,7 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
 
 
 def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
-    """x[mask] = values and masked_scatter() as multimodal models use them: the mask chooses a place for each value."""
+    """x[mask] = values and masked_scatter(), as multimodal models use them: the mask chooses one place per value."""
     aten = torch.ops.aten
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
@@ -179,7 +183,7 @@ def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
             (mask,), n = indices, len(values) if values.dim() > 0 else 1
             has_row_for_each = values.dim() == 1 + x.dim() - mask.dim() and 1 < n < mask.numel()
             if has_row_for_each and 0 not in mask.stride() and contents.told(torch, mask) is None:
-                # Backward looks at the mask again.
+                # Backward reads the mask again.
                 chosen = torch.arange(mask.numel(), device="cpu").view(mask.shape) < n
                 contents.write(torch, mask, chosen, is_new=False)
         return aten.index_put_.default._op_dk(generic, x, indices, values, accumulate)
@@ -193,9 +197,9 @@ def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:
-    """unique() and its like: as many as there are, for which torch makes room in any case.  What it sorts in goes.
+    """unique() and the like: all elements differ; torch allocates for that case anyway, and frees its sort buffers.
 
-    Those of the program's own numbers are as many as differ.
+    Of known numbers the result has its true size.
     """
     aten = torch.ops.aten
 
@@ -260,7 +264,7 @@ def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _coalesce_nothing(torch: Any) -> Callable[..., Any]:
-    """Of a sparse tensor: no two of its elements lie at one place.  The sorted places are made anew, and the values."""
+    """coalesce() of a sparse tensor in which no two elements share a position.  Allocates new indices and values."""
 
     def coalesce(x: Any) -> Any:
         counted.distinct += 1
@@ -275,12 +279,12 @@ def _coalesce_nothing(torch: Any) -> Callable[..., Any]:
 
 
 def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
-    """Operators whose size is a number in their argument."""
+    """Operators whose result's size is a number in an argument."""
     aten = torch.ops.aten
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
     def sensible(numbers: Any, least: int, most: int, otherwise: int) -> Any:
-        """On the host; all of them `otherwise` where one of them cannot be, or where there are only zeros."""
+        """The numbers on the host; all `otherwise` if one of them is out of range, or if all are zeros."""
         there = contents.read(torch, numbers).to(torch.int64)
         ends = (int(there.min()), int(there.max())) if there.numel() > 0 else (1, 1)
         if ends == (0, 0) or not least <= ends[0] <= ends[1] <= most:
@@ -289,7 +293,7 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
         return there
 
     def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
-        """Counts that add up to all there are: programs split by them."""
+        """Counts that add up to the number of elements, because programs split tensors by them."""
         counts = torch.bincount(sensible(x, 0, _LARGEST, 0), minlength=minlength)
         kind = torch.int64
         if weights is not None:
@@ -297,7 +301,7 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
         return counts.to(kind).to(x.device)
 
     def histc(x: Any, bins: int = 100, least: Any = 0, most: Any = 0) -> Any:
-        if torch.cuda.is_current_stream_capturing():  # which it may be
+        if torch.cuda.is_current_stream_capturing():  # it may be captured
             return torch.empty(bins, dtype=x.dtype, device=x.device)
         counts = torch.histc(contents.read(torch, x).double(), bins, float(least), float(most))
         return counts.to(x.dtype).to(x.device)
@@ -307,9 +311,9 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
             classes = int(sensible(labels, 0, _LARGEST, 0).max()) + 1
         made = aten.one_hot.default.decompose(labels, classes)
         if contents.is_plain(torch, made):
-            made = made.data  # new; older torch changed zeros in place, which counts
+            made = made.data  # for version 0: older torch makes it by changing zeros in place
         known = contents.put(torch, labels)
-        # That is much to work out, and experts look at parts of it.
+        # A large result takes long to compute, and mixtures of experts only look at parts of it.
         if made.nbytes > contents.MOST_BYTES:
             contents.note_share(made, 1 / made.shape[-1])
         elif known is not None:
@@ -326,7 +330,7 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
         return made
 
     def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
-        """All as long as the longest there can be: they were counted on the device."""
+        """Unknown lengths are all the longest possible: they were counted on the device."""
         longest = x.shape[1 if batch_first else 0]
         fit = sensible(lengths, 1, longest, longest)
         return aten._pack_padded_sequence.default._op_dk(generic, x, fit, batch_first)
@@ -341,7 +345,7 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
-    """ctc_loss(): what it hears is as long as can be; targets that lie one after the other are shared out evenly."""
+    """ctc_loss(): unknown input lengths are the longest possible; concatenated targets are divided evenly."""
     by_lists = torch.ops.aten.ctc_loss.IntList
 
     def known(lengths: Any, otherwise: list[int]) -> Any:
@@ -363,14 +367,14 @@ def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
 
 
 def _waves(*args: Any, **kwargs: Any) -> Any:
-    """istft() as torch has it in Python, which does not refuse windows that add up to nothing."""
+    """istft() as torch's Python reference has it, which does not refuse windows that add up to 0."""
     import torch._refs
 
     return torch._refs.istft(*args, **kwargs)
 
 
 def _shares_of_clusters(torch: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """AdaptiveLogSoftmaxWithLoss: targets that are not known are shared out evenly; together they are all there are."""
+    """AdaptiveLogSoftmaxWithLoss: unknown targets are divided evenly among the clusters, so that none are lost."""
 
     def call(self: Any, input_: Any, target_: Any) -> Any:
         n, n_clusters = target_.numel(), len(self.cutoffs)
@@ -379,7 +383,7 @@ def _shares_of_clusters(torch: Any, forward: Callable[..., Any]) -> Callable[...
         if known is not None:
             ends = [int((known < each).sum()) for each in (0, *self.cutoffs)]
         shares = [end - start for start, end in itertools.pairwise(ends)]
-        # Each is looked at twice, where there are any.
+        # forward() asks twice about each cluster that has targets.
         with expecting({n: [share for share in shares for _ in range(1 + (share > 0))]}):
             return forward(self, input_, target_)
 
@@ -387,10 +391,10 @@ def _shares_of_clusters(torch: Any, forward: Callable[..., Any]) -> Callable[...
 
 
 def _inverted_on_the_host(permutation: Any) -> Any:
-    """Of packed sequences: the order is copied to the device, and what undoes it is read from there as indices."""
+    """The inverse permutation of packed sequences; torch computes it on the device, where it is read as indices."""
     return None if permutation is None else permutation.cpu().argsort().to(permutation.device)
 
 
 def _batches(seen: Any) -> float:
-    """Batch normalization without momentum divides by how many batches it counted on the device: one at least."""
+    """Batch normalization without momentum divides by the number of batches counted on the device: at least 1."""
     return float(seen) or 1.0

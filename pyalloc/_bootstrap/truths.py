@@ -1,7 +1,7 @@
-"""Whether all of something is true: asserted, or waited for in a loop.  In a dry run no kernel has found out.
+"""Are all elements true?  Programs assert it, or loop until it holds; in a dry run no kernel computes it.
 
-It is, where nothing else is known: assertions hold, loops end.  The largest, the smallest and the sum of whole numbers
-are those of what the program put there: how many classes, graphs and steps there are.
+If nothing else is known the answer is yes: assertions hold, loops end.  Maximum, minimum and sum of integers are
+computed from what the program put there: how many classes, graphs or steps there are.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from pyalloc._bootstrap import asking, contents, sizes
 from pyalloc._bootstrap.importing import after_import
 
-_NEXT_TO_NOTHING = 1e-30  # less than whatever a loop waits for
-_GUESSED = 1  # as contents.depth() has it
+_NEXT_TO_NOTHING = 1e-30  # below any loop's threshold
+_GUESSED = 1  # a depth, see contents.depth()
 
 
 def answer(torch: Any) -> None:
-    """From now on.  torch.equal(), allclose(), torch.distributions and some operators' own checks ask in this way."""
+    """Answers from now on.  torch.equal(), allclose(), torch.distributions and checks in operators ask like this."""
     aten = torch.ops.aten
     for name, kernel in (
         ("all", aten.all.all_out),
@@ -49,7 +49,7 @@ def answer(torch: Any) -> None:
         sizes.implement(torch, "CUDA", name, _finite(torch, on_host, kernel, is_so))
     sizes.implement(torch, "CUDA", "_local_scalar_dense", _one_number(torch))
     sizes.implement(torch, "CUDA", "is_nonzero", _is_nonzero(torch))
-    # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
+    # nn.TransformerEncoder asks whether padding is at the end only, to remove it.  No: it keeps the padded batch.
     padded = "_nested_tensor_from_mask_left_aligned"
     sizes.implement(torch, "CUDA", padded, lambda _x, _mask: False)
     for name in ("stat_scores", "confusion_matrix", "precision_recall_curve"):
@@ -57,14 +57,14 @@ def answer(torch: Any) -> None:
 
 
 def kind(torch: Any, x: Any, *_: Any) -> Any:
-    """Of the result."""
+    """The dtype of the result of any() and all()."""
     return torch.uint8 if x.dtype == torch.uint8 else torch.bool
 
 
 def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def is_all_true(x: Any, *dim: Any, **keepdim: Any) -> Any:
         found = torch.empty(0, dtype=kind(torch, x), device=x.device)
-        kernel(x, *dim, **keepdim, out=found)  # for the memory it works in
+        kernel(x, *dim, **keepdim, out=found)  # allocates the work memory as on a card
         known = contents.told(torch, x)
         if known is None:
             contents.write(torch, found, not contents.is_still_false(x), depth=_GUESSED)
@@ -79,7 +79,7 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(x: Any, **kind: Any) -> Any:
         if x.numel() == 0:
-            on_host(torch.empty(0))  # torch tells what it refuses
+            on_host(torch.empty(0))  # raises torch's error, if it refuses empty tensors
         found = kernel(x, **kind)
         known = contents.put(torch, x, x.nbytes <= contents.FEW_FRACTIONS)
         if known is not None:
@@ -92,9 +92,9 @@ def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[.
 
 
 def _one_number(torch: Any) -> Callable[..., Any]:
-    """item(): programs divide by a loss and take its logarithm, so that one nobody computed is not quite 0.
+    """item(): a loss that nobody computed is not quite 0, because programs divide by it and take its logarithm.
 
-    What was written in place is: flags that tell of infinite gradients.
+    A number that was changed in place may be 0, such as the flag for infinite gradients.
     """
     reads: collections.Counter[tuple[Any, int]] = collections.Counter()
 
@@ -113,7 +113,7 @@ def _one_number(torch: Any) -> Callable[..., Any]:
 
 
 def _is_result(x: Any) -> bool:
-    """Of an operator that nobody knows the result of: a number by itself, not one of many."""
+    """Is it the unknown result of an operator: a single number, not one element of many?"""
     is_alone = x._base is None or x._base.numel() == 1
     is_changed = not x.is_inference() and x._version > 0
     return is_alone and not is_changed and not contents.is_known(x)
@@ -124,20 +124,20 @@ def _is_nonzero(torch: Any) -> Callable[..., Any]:
 
     def ask(x: Any) -> bool:
         if x.numel() != 1:
-            return bool(x.new_empty(x.shape, device="cpu"))  # torch tells what it refuses
+            return bool(x.new_empty(x.shape, device="cpu"))  # raises torch's error
         return bool(x.cpu()) or _is_chosen(torch, x)
 
     return ask
 
 
 def _is_chosen(torch: Any, x: Any) -> bool:
-    """One element of a mask that nobody knows: as index it chooses everything."""
+    """Is it an element of an unknown mask?  As an index such a mask chooses everything."""
     is_one_of_many = x._base is not None and x._base.numel() > 1
     return is_one_of_many and contents.is_open(torch, x)
 
 
 def _finite(torch: Any, on_host: Any, kernel: Any, is_so: bool) -> Callable[..., Any]:
-    """A loss that is not ends programs, and the training of Lightning's EarlyStopping."""
+    """isfinite() and the like: programs stop at a loss that is not finite, and so does Lightning's EarlyStopping."""
 
     def ask(x: Any) -> Any:
         found = kernel(x)
@@ -150,7 +150,7 @@ def _finite(torch: Any, on_host: Any, kernel: Any, is_so: bool) -> Callable[...,
 
 
 def _take_classes_as_valid(module: Any) -> None:
-    """Metrics ask the device whether it found more classes than there are: as many as elements, taken as different."""
+    """Skips the checks of metrics that count classes on the device: all elements would be taken as different."""
 
     def on_host(validate: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(validate)

@@ -1,1 +1,1 @@
-"""On PYTHONPATH and sys.path, before the program's own modules: anything else here would hide one of them."""
+"""This folder precedes the program's modules on sys.path: any other file in it would hide a module of that name."""

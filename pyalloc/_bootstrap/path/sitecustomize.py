@@ -1,6 +1,6 @@
 """Runs in every Python process that `pyalloc run` or `pyalloc dryrun` starts, before the program.
 
-The program's own sitecustomize, if there is one, is run first: this one only stands in front of it.
+It first runs the sitecustomize that it hides, if there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _run_shadowed() -> None:
 
 
 class _Package:
-    """Finds pyalloc alone: what lies beside it may be another environment's, and is none of the program's business."""
+    """Finds pyalloc only: its neighbours may belong to another environment, and the program must not see them."""
 
     @staticmethod
     def find_spec(
@@ -42,7 +42,7 @@ class _Package:
 
 
 def _make_importable() -> None:
-    """The program's Python need not have pyalloc: then it is found last, after everything of the program's."""
+    """If the program's environment has no pyalloc, appends a finder for it, after all finders of the program."""
     if importlib.util.find_spec("pyalloc") is None:
         sys.meta_path.append(_Package)
 
@@ -58,7 +58,7 @@ def _wait_at_exit() -> None:
 
 
 def _start() -> None:
-    # As pyalloc._bootstrap, live and autorecord name them; most processes need none of these modules.
+    # The same names as in pyalloc._bootstrap, live and autorecord; most processes need none of these modules.
     ours = ("PYALLOC_INSTALL", "PYALLOC_DRYRUN_REPORT", "PYALLOC_RECORD", "PYALLOC_LIVE")
     if any(name in os.environ for name in ours):
         _make_importable()
@@ -84,5 +84,5 @@ def _start() -> None:
 _wait_at_exit()
 try:
     _run_shadowed()
-finally:  # an error of the program's own Python tells, and goes on
+finally:  # even after an error in the program's own file, which Python reports
     _start()
