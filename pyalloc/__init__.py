@@ -1,6 +1,6 @@
 """A CUDA memory allocator for PyTorch: `import pyalloc; pyalloc.install()`.
 
-(For pytest, which would warn that under `pyalloc run` this is there before it: PYTEST_DONT_REWRITE.)
+(PYTEST_DONT_REWRITE: under `pyalloc run` this is imported before pytest, which would warn about it.)
 """
 
 from pyalloc.config import Config

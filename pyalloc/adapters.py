@@ -62,7 +62,7 @@ def _allocate(size: int, device: int, stream: int) -> int:
 
 
 def _free(address: int, last_stream: int | None = None) -> None:
-    """Gives a block back, or none (0); last_stream: where it was used last, if that may be another than its own."""
+    """Frees a block; address 0: none.  last_stream: where it was used last, if that may differ from its own stream."""
     if last_stream is not None:
         _core.record_stream(address, _named(last_stream))
     _core.free(address)
@@ -136,7 +136,7 @@ def _adapt_numba(_numba: Any) -> None:
             """Nothing: pyalloc is there."""
 
         def memalloc(self, size: int) -> Any:
-            """A block, freed with the last array on it."""
+            """A block that is freed with the last array that uses it."""
             address = _allocate(size, self.context.device.id, 0)
             return cuda.MemoryPointer(
                 self.context,
@@ -146,13 +146,13 @@ def _adapt_numba(_numba: Any) -> None:
             )
 
         def get_memory_info(self) -> Any:
-            """Of the device: (free, total)."""
+            """(free, total) bytes of the device."""
             import torch
 
             return cuda.MemoryInfo(*torch.cuda.mem_get_info(self.context.device.id))
 
         def get_ipc_handle(self, memory: Any) -> Any:
-            """Not possible: a block may lie on several of the driver's allocations."""
+            """Not possible: a block may span several of the driver's allocations."""
             raise NotImplementedError(
                 "pyalloc's memory has no single IPC handle; send it as a tensor through torch.multiprocessing "
                 "(torch.as_tensor(array, device='cuda'))"
@@ -177,12 +177,12 @@ def _adapt_cuda_core(core: Any) -> None:
             return self._device_id
 
         def allocate(self, size: int, *, stream: Any) -> Any:
-            """A buffer that comes back here."""
+            """A buffer that is freed through this resource."""
             address = _allocate(size, self._device_id, _handle(stream))
             return core.Buffer.from_handle(address, size, self, stream=stream)
 
         def deallocate(self, ptr: Any, _size: int, *, stream: Any) -> None:
-            """Free once the stream got here."""
+            """Frees the block once the stream has reached this point."""
             _free(int(ptr), _handle(stream))
 
     for index in range(_n_devices()):

@@ -1,4 +1,4 @@
-"""One axis for the timelines of two recordings: steps of one number, and in them phases of one name, lie together."""
+"""One axis for the timelines of two recordings: steps of the same number, and phases of the same name, are aligned."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import NamedTuple
 from pyalloc.analysis import Analysis
 
 _MOST_STEPS = 400
-_MOST_PHASED = 100  # steps: of more no phase could be told apart
-_MOST_PAIRS = 1_000_000  # of what is looked at to find what both have
-Mark = tuple[int, int]  # events: of the first, and of the second that lies at the same place
+_MOST_PHASED = 100  # steps: with more, their phases would be too narrow to see
+_MOST_PAIRS = 1_000_000  # compared when looking for common elements
+Mark = tuple[int, int]  # events of the first and the second at the same place
 
 
 class Axis(NamedTuple):
-    """marks: (event of the first, of the second, place from 0 to 1), ascending; steps: (number, place) of begins."""
+    """marks: (event of the first, of the second, place from 0 to 1), ascending; steps: (number, place of its begin)."""
 
     marks: list[tuple[int, int, float]]
     steps: list[tuple[int, float]]
 
 
 def axis(before: Analysis, after: Analysis) -> Axis:
-    """Each step as wide as another, unless it is shorter than most.
+    """Steps have the same width, unless one is shorter than most.
 
-    Steps that only one has come last, in no more room than those that both have.
+    Steps that only one recording has come last, and take at most as much room as the common ones.
     """
     ends = before.totals["n_events"], after.totals["n_events"]
     common = _alike(
@@ -34,7 +34,7 @@ def axis(before: Analysis, after: Analysis) -> Axis:
     )
     common = common[:: max(1, -(-len(common) // _MOST_STEPS))]
     begins = [both for _, both in common]
-    own = [  # where what both have ends
+    own = [  # where the common steps end
         next((step[1] for step in found.steps if begins and step[1] > begins[-1][i]), end)
         for i, (found, end) in enumerate(zip((before, after), ends, strict=True))
     ]
@@ -61,7 +61,7 @@ def axis(before: Analysis, after: Analysis) -> Axis:
 def _alike(
     first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
 ) -> list[tuple[int, Mark]]:
-    """Of (number, event) of both: numbers that both have, in their order."""
+    """The numbers that both have, in order, with both events; the arguments are (number, event)."""
     numbers = [[number for number, _ in steps] for steps in (first, second)]
     if all(a < b for each in numbers for a, b in itertools.pairwise(each)):
         known = dict(second)
@@ -70,9 +70,9 @@ def _alike(
 
 
 def _in_both(first: Sequence[object], second: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Places of what both have, in their order.
+    """Positions of a common subsequence, in order.
 
-    All that is alike from the begin on, and before the end; between these nothing where to look for it takes long.
+    It has the common beginning and the common end; what is between is skipped if comparing it would take long.
     """
     n = min(len(first), len(second))
     begin = next((i for i in range(n) if first[i] != second[i]), n)
@@ -89,7 +89,7 @@ def _in_both(first: Sequence[object], second: Sequence[object]) -> Iterator[tupl
 
 
 def _widths(edges: Sequence[Mark]) -> list[float]:
-    """Of what is before the first step, and of the steps: 1, less where one is shorter than most."""
+    """Widths of the part before the first step, and of the steps: 1, or less for those shorter than most."""
     both = list(itertools.pairwise(edges))
     shares = []
     for i in (0, 1):
@@ -100,7 +100,7 @@ def _widths(edges: Sequence[Mark]) -> list[float]:
 
 
 def _phases(before: Analysis, after: Analysis, first: Mark, last: Mark) -> list[Mark]:
-    """Begins and ends of those that both have between two marks."""
+    """Begins and ends of the phases that both have between two marks."""
     inside = [
         [p for p in found.phases if p.depth == 0 and a <= p.begin and p.end <= b]
         for found, a, b in zip((before, after), first, last, strict=True)
@@ -114,7 +114,7 @@ def _phases(before: Analysis, after: Analysis, first: Mark, last: Mark) -> list[
 
 
 def _spread(marks: Sequence[Mark], begin: float, end: float) -> list[tuple[int, int, float]]:
-    """Each with its place between two: by the mean of the shares of events that lie before it."""
+    """Places each mark between begin and end, by the share of events before it, averaged over both recordings."""
     first, last = marks[0], marks[-1]
     wide = [last[i] - first[i] for i in (0, 1)]
     found = []

@@ -19,8 +19,8 @@ from pyalloc.stays import Stay
 from pyalloc.told import Told, shown
 from pyalloc.units import MIB, size
 
-_FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
-CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
+_FAMILY_SHARE = 0.05  # a tensor of at least this share of the peak is a contributor of its own
+CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: on Hopper and later, on older cards
 _EARLIER = (  # by whether it was never freed
     "in use before the history began, freed later",
     "in use from before the history to its end",
@@ -41,21 +41,21 @@ class Analysis:
     stacks: list[tuple[int, ...]]
     stackless: list[tuple[str, Sequence[int]]]  # of stack 0, by phase
     ooms: list[tuple[int, ...]]
-    which_oom: int  # of these is told of; -1: the last
+    which_oom: int  # the one that is reported; -1: the last
     notes: dict[str, str]
     moments: dict[int, Moment]
     scan: _core.Scan
-    # The step of the peak, or what is around it: bins as above, and its largest blocks.
+    # The step of the peak, or the events around it: bins as above, and the largest blocks.
     window_end: int
     window_bins: list[tuple[int, ...]]
     spans: list[Block]
-    # Events one by one: of that step, as far as few say all, and around the moments.
+    # Single events: of that step, unless there are too many, and around the moments.
     told: list[Told]
-    marks: list[int]  # moments of which sums are known: who held memory from one to another
+    marks: list[int]  # events between which the stays below tell who held memory
     stays: list[Stay]
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # What was advised, behind the replays that it is of.
+    # The replays, and the advice that was made with them.
     advised: tuple[dict[str, dict[str, Any]], list[Advice]] | None = None
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     unmarked: list[int] = field(default_factory=list)  # events of backwards that are no phases
@@ -79,7 +79,7 @@ class Analysis:
         window_end: int,
         which_oom: int = 0,
     ) -> Analysis:
-        """From the pass that counted and the pass that looked at moments and marks."""
+        """Combines the first pass, which counted, and the second, which looked at moments and marks."""
         # The scan counts steps from 1 on; 0 is before the first.
         phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
         totals = first.totals()
@@ -112,37 +112,37 @@ class Analysis:
 
     @property
     def peak(self) -> Moment:
-        """The moment of most allocated bytes."""
+        """The moment with the most allocated bytes."""
         return self.moments[self.totals["peak_event"]]
 
     @cached_property
     def heights(self) -> list[tuple[int, int]]:
-        """Moments, and how much was allocated at most from each to the next.
+        """Moments, each with the most bytes allocated from it to the next.
 
-        Within them nothing of the peak begins or ends. As many as blocks are alive at the peak, so not read before
-        they are asked for.
+        No block of the peak begins or ends between two of them.  There are as many as blocks alive at the peak, so
+        they are read only when needed.
         """
         return self.scan.heights()
 
     @property
     def has_segments(self) -> bool:
-        """Does the trace tell of device memory?"""
+        """Does the trace have segments, that is reserved memory?"""
         return bool(self.totals["n_segment_events"])
 
     @property
     def is_empty(self) -> bool:
-        """Does it tell of no memory at all?"""
+        """Does it have no memory at all?"""
         return not self.totals["n_allocs"] and not self.ooms and not self.totals["peak_bytes"]
 
     @property
     def caveats(self) -> list[str]:
-        """What the trace cannot tell, in words, where that matters."""
+        """Sentences about what the trace cannot tell, if it matters."""
         unsplit = self.peak.unsplit_bytes if caveats.is_from_torch(self.notes) else 0
         return caveats.of(self.notes, self.totals, is_empty=self.is_empty, unsplit=unsplit)
 
     @cached_property
     def oom(self) -> Oom | None:
-        """The out-of-memory error that is told of; None where there was none."""
+        """The out-of-memory error that is reported; None if there was none."""
         for event, asked, free, _, _, _, device in self.ooms and [self.ooms[self.which_oom]]:
             moment = self.moments.get(event)
             if moment is not None:
@@ -154,10 +154,10 @@ class Analysis:
         return None
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
-        """Of a stack, innermost first."""
+        """A stack's frames, innermost first."""
         known = self._frames.get(stack)
         if known is None:
-            # Stacks have most of their frames in common: each is kept once.
+            # Stacks share most of their frames: keep one object of each.
             told = source.without_bootstrap(self.scan.frames(stack)) if stack else []
             named = (self._renamed.get(frame, frame) for frame in told)
             known = tuple(self._each_frame.setdefault(frame, frame) for frame in named)
@@ -165,7 +165,7 @@ class Analysis:
         return known
 
     def rename(self, frames: dict[Frame, Frame]) -> None:
-        """From now on these are called by the others: lines that are elsewhere in what it is compared with."""
+        """Replaces frames from now on, by the lines to which they moved in the recording it is compared with."""
         self._renamed = frames
         for known in (self._frames, self._wheres, self._places, self._makers, self._categories):
             known.clear()
@@ -177,7 +177,7 @@ class Analysis:
         return self._places[stack]
 
     def where(self, stack: int) -> str:
-        """The user's line of a stack, and of the library it led to the innermost one; "" without frames."""
+        """The user's line of a stack and the innermost line of the library that it called; "" without frames."""
         known = self._wheres.get(stack)
         if known is None:
             own, further = self.place(stack), source.inside(self.frames(stack))
@@ -188,7 +188,7 @@ class Analysis:
     # ---- categories ----
 
     def category(self, block: Block) -> str:
-        """What a block holds: told by the recording, else inferred from where and how long it lived."""
+        """What a block holds: as recorded, else inferred from its phases and stack."""
         if block.category or block.alloc_event in self.workspaces:
             return block.category or "workspace"
         by_frames = self._categories.get(block.stack)
@@ -200,9 +200,9 @@ class Analysis:
         return categories.by_phase(block, self._is_beyond_backward) or by_frames
 
     def stays_by_category(self) -> list[tuple[Stay, str]]:
-        """Each stay and what its blocks hold, as their category() says."""
+        """Each stay with the category() of its blocks."""
         workspaces = [b for b in self.peak.blocks if b.alloc_event in self.workspaces]
-        if len(workspaces) < len(self.workspaces):  # there may be very many at the end
+        if len(workspaces) < len(self.workspaces):  # reading the end's blocks may take long
             end = self.moments[max(self.moments)]
             workspaces = [b for b in end.blocks if b.alloc_event in self.workspaces]
         found = [
@@ -212,7 +212,7 @@ class Analysis:
         known: dict[tuple[int, str, str, str], str] = {}
         for stay in stays.without(self.stays, workspaces, self.marks):
             key = stay[4:8]
-            if key not in known:  # long enough to be no temporary of forward
+            if key not in known:  # lived too long for a temporary of forward
                 stack, phase, free_phase, category = key
                 known[key] = self.category(
                     Block(0, 0, 0, -1, None, stack, category, phase, "", -1, free_phase, 0)
@@ -225,7 +225,7 @@ class Analysis:
 
     @cached_property
     def _backwards(self) -> list[Phase]:
-        """In none of which is another."""
+        """The outermost backward phases."""
         found: list[Phase] = []
         for phase in self.phases:
             if phase.name == "backward" and (not found or phase.begin >= found[-1].end):
@@ -238,11 +238,11 @@ class Analysis:
 
     @property
     def _is_single(self) -> bool:
-        """Is nothing differentiated again, so that what goes in a later backward than it was made in is a gradient?"""
+        """Is no backward differentiated?  Then a block made in one backward and freed in a later one is a gradient."""
         return self.notes.get("create_graph") == "False"
 
     def _is_beyond_backward(self, since: int, until: int) -> bool:
-        """Does what was made in a backward go in a later one, and as a gradient?"""
+        """Is a block made after event `since` of a backward and freed at `until`, in a later one, a gradient?"""
         if not self._is_single:
             return False
         at = bisect.bisect(self._backwards, since, key=lambda phase: phase.begin) - 1
@@ -260,7 +260,7 @@ class Analysis:
         return _rows(zip(self.labels(held), held, strict=True))
 
     def labels(self, blocks: Sequence[Block]) -> list[str]:
-        """The line of the user's code of each block, or what else is known."""
+        """The line of the user's code for each block, or whatever else is known."""
         guesses = self._gradients_of(blocks)
         return [self._line(block, guesses) for block in blocks]
 
@@ -276,7 +276,7 @@ class Analysis:
         return self.nameless(block.stack, block.phase)
 
     def line_of(self, told: Told) -> str:
-        """The line of the user's code that an event comes from, or what else is known of its stack."""
+        """The line of the user's code for an event, or whatever else is known about its stack."""
         where = self.where(told.stack)
         if where or told.stack:
             return where or self.nameless(told.stack)
@@ -286,19 +286,19 @@ class Analysis:
 
     @cached_property
     def n_before(self) -> int:
-        """So many events stand for what was there when the history began."""
+        """Number of first events that only describe what existed when the history began."""
         return caveats.n_before(self.notes)
 
     def nameless(self, stack: int, phase: str = "") -> str:
-        """What is known where no line of Python is."""
+        """What is known about a stack without a Python line."""
         return source.nameless(self.frames(stack), phase)
 
     def name(self, stack: int, phase: str = "") -> str:
-        """The line of the user's code of a stack, or this."""
+        """The line of the user's code for a stack, else nameless()."""
         return str(self.place(stack) or self.nameless(stack, phase))
 
     def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:
-        """Blocks of backward that have no stack are gradients of activations of their own size, made before them."""
+        """Names for backward's blocks without a stack: gradients of earlier activations of the same size."""
         makers: dict[int, str] = {}
         found: dict[int, str] = {}
         for block in sorted(blocks, key=lambda b: b.alloc_event):
@@ -312,8 +312,8 @@ class Analysis:
         return found
 
     def by_module(self, blocks: Iterable[Block]) -> list[Row]:
-        """Bytes of each module, or of the same one in all layers; modules are known where the recording marked them."""
-        # cuBLAS's workspace is not that of the module which came first.
+        """Bytes of each module, or of the same module in all layers, if the recording marked modules."""
+        # A cuBLAS workspace does not belong to the module that happened to use it first.
         held = [
             block._replace(module="") if block.alloc_event in self.workspaces else block
             for block in blocks
@@ -324,7 +324,7 @@ class Analysis:
             members[in_all_layers(module)].add(module)
 
         def name(module: str) -> str:
-            # A layer itself, if others have modules inside.
+            # A layer itself, next to layers that have modules inside.
             layer = in_all_layers(f"{module}.")
             family = in_all_layers(module)
             if any(each.startswith(layer) for each in members):
@@ -339,24 +339,24 @@ class Analysis:
         )
 
     def by_stream(self, blocks: Iterable[Block]) -> list[Row]:
-        """Bytes of what was asked for on each stream, largest first."""
+        """Bytes requested on each stream, largest first."""
         return _rows((self.stream_name(block), block) for block in blocks)
 
     def stream_name(self, of: Block | Stay) -> str:
-        """On which it was asked for."""
+        """The stream on which it was requested."""
         several = len(self.totals["device_peak"]) > 1
         stream = f"stream {of.stream:#x}" if of.stream else "default stream"
         return stream + f" of device {of.device}" * several
 
     def by_thread(self, blocks: Iterable[Block]) -> list[Row]:
-        """Bytes of what each thread asked for, largest first; nothing where the recording does not tell."""
+        """Bytes that each thread requested, largest first; empty if threads were not recorded."""
         held = list(blocks)
         if not any(block.thread for block in held):
             return []
         return _rows((self.thread_name(block.thread), block) for block in held)
 
     def thread_name(self, thread: int) -> str:
-        """As the recording knows it."""
+        """The thread's name from the recording."""
         if not thread:
             return "(in use before the recording)"
         name = self._threads.get(thread)
@@ -368,14 +368,14 @@ class Analysis:
 
     @staticmethod
     def by_label(blocks: Iterable[Block]) -> list[Row]:
-        """Bytes of each label that the program gave by torch's memory metadata; nothing where it gave none."""
+        """Bytes of each label that the program set through torch's memory metadata; empty if it set none."""
         held = list(blocks)
         if not any(block.label for block in held):
             return []
         return _rows((block.label or "(no label)", block) for block in held)
 
     def by_block(self, blocks: Iterable[Block]) -> list[Row]:
-        """Each by itself, largest first: who made it, where it lies and since when."""
+        """Single blocks, largest first: who made it, its address and its age."""
         held = list(blocks)
         several = len(self.totals["device_peak"]) > 1
         rows = [
@@ -393,7 +393,7 @@ class Analysis:
         return sorted(rows, key=lambda row: -row.bytes)
 
     def by_pool(self, moment: Moment) -> list[Row]:
-        """Bytes in use of each private pool and of what is in none; nothing where there is no private pool."""
+        """Bytes in use in each private pool, and outside of them; empty if there is no private pool."""
         reserved = moment.reserved_by_pool()
         if not reserved and not any(block.pool for block in moment.blocks):
             return []
@@ -402,7 +402,7 @@ class Analysis:
         return [*rows, *(Row(name, 0, 0) for name in sorted(empty))]
 
     def idle_pools(self, moment: Moment) -> list[Row]:
-        """Device memory of each private pool that nothing lies in, largest first."""
+        """Idle device memory of each private pool, largest first."""
         idle = moment.reserved_by_pool()
         for block in (*moment.blocks, *moment.pending):
             if block.pool in idle:
@@ -411,11 +411,11 @@ class Analysis:
         return sorted(rows, key=lambda row: (-row.bytes, row.name))
 
     def pool_name(self, pool: int) -> str:
-        """As torch numbers it."""
+        """The pool's id as torch prints it."""
         return f"private pool {self.pool_id(pool)}" if pool else "(no private pool)"
 
     def pool_id(self, pool: int) -> tuple[int, int]:
-        """Of a private pool; (0, 0): none."""
+        """The id of a private pool; (0, 0): none."""
         return self._pools[pool - 1] if pool else (0, 0)
 
     @cached_property
@@ -433,7 +433,7 @@ class Analysis:
         return _rows((name(block.bytes), block) for block in blocks)
 
     def contributors(self, moment: Moment) -> list[Row]:
-        """The few things a person would name: tensors of one large size together, state, functions."""
+        """The few things a person would name: large tensors of the same size, state, functions."""
         limit = max(moment.allocated_bytes * _FAMILY_SHARE, MIB)
         families: dict[int, list[Block]] = defaultdict(list)
         rest: list[tuple[str, Block]] = []
@@ -446,7 +446,7 @@ class Analysis:
         return _rows([*rest, *named])
 
     def by_maker(self, blocks: Sequence[Block]) -> list[Row]:
-        """The same whatever the sizes: as contributors are called in other runs, too."""
+        """Contributors without their sizes, so that they have the same name in other runs."""
         guesses = self._gradients_of(blocks)
         return _rows((self._contributor(block, guesses), block) for block in blocks)
 
@@ -466,7 +466,7 @@ class Analysis:
         further = source.inside(self.frames(block.stack))
         if further is None:
             return f"{where.function} ({source.short_file(where.file)})"
-        # All of a library's model comes from one line of the user's: its layers tell more.
+        # A library's whole model comes from one line of the user: its layers say more.
         layer = layers_of(block.module) or block.module or further.function
         return f"{layer}, in {where.function}"
 
@@ -477,10 +477,10 @@ class Analysis:
         return f"{category} ({name})" if name else category
 
     def _optimizer(self, stack: int) -> str:
-        """The class of the optimizer whose code is in a stack; the recording knows which there were."""
+        """The class of the optimizer whose code is in a stack, out of those that the recording noted."""
         name = source.optimizer(self.frames(stack))
         known = self.notes.get("optimizers", "").split(", ")
-        if name == "Adam":  # its file has AdamW's steps too
+        if name == "Adam":  # AdamW's step is in the same file
             name = " or ".join(each for each in ("Adam", "AdamW") if each in known or known == [""])
         is_derived = bool(name) and name not in known and len(known) == 1
         return known[0] or name if is_derived else name
@@ -497,7 +497,7 @@ class Analysis:
         return f"{size(blocks[0].bytes)}{each}: " + "; ".join(parts)
 
     def _nameless(self, block: Block, family: list[Block]) -> str:
-        """What a block without a stack is, as far as its size and phase tell."""
+        """What a block without a stack is, judged by its size and phase."""
         if block.phase != "backward":
             return self._line(block, {})
         if any(other.stack for other in family) or self.category(block) == "gradients":
@@ -507,19 +507,19 @@ class Analysis:
 
 
 def _phase_of_peak(phases: list[Phase], totals: dict[str, Any]) -> str:
-    """The innermost one; of a pass that backward makes again, as a checkpoint has it, that is backward."""
+    """The innermost phase at the peak; for a pass that a checkpoint repeats in backward, it is backward."""
     peak, innermost = totals["peak_event"], str(totals["peak_phase"])
     around = {phase.name for phase in phases if phase.begin < peak <= phase.end}
     return "backward" if innermost in FORWARDS and "backward" in around else innermost
 
 
 def in_all_layers(module: str) -> str:
-    """`layers.*.mlp` of `layers.3.mlp`: a module in whichever of the numbered ones around it."""
+    """`layers.3.mlp` becomes `layers.*.mlp`: the module in all of the numbered ones around it."""
     return re.sub(r"(?<![^.])\d+(?=\.)", "*", module)
 
 
 def layers_of(module: str) -> str:
-    """`model.layers.*` of `model.layers.3.mlp`: the numbered modules it lies in, the outermost; "" where in none."""
+    """`model.layers.3.mlp` becomes `model.layers.*`: the outermost numbered modules around it; "" if there are none."""
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():

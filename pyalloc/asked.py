@@ -1,16 +1,16 @@
-"""What was asked for over the whole run: by line, with what of it was temporary, and by size."""
+"""Requests over the whole run: by line, with the temporary ones, and by size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-LONGEST = 4096  # further requests that a temporary block may see at most
+LONGEST = 4096  # further requests during the life of a temporary block, at most
 
 
 @dataclass
 class Asked:
-    """Of one line of the program.  live_bytes: at the end; temporary: where a pass looked for those."""
+    """Requests of one line.  live_bytes: at the end; temporary: only set if a pass looked for temporary blocks."""
 
     name: str
     requests: int = 0
@@ -22,7 +22,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Size:
-    """Requests of so many bytes: at least `least`, and less than twice as many; the first also of fewer."""
+    """Requests of at least `least` and less than twice as many bytes; the first class also has the smaller ones."""
 
     least: int
     requests: int
@@ -37,9 +37,9 @@ def by_line(
     """Most bytes first.
 
     Args:
-        stacks: of a pass, by number; 0 is told in parts.
-        stackless: these, by phase.
-        name: of a stack, and of the phase where there is none.
+        stacks: a pass's figures by stack; those of stack 0 are in `stackless`.
+        stackless: figures of requests without a stack, by phase.
+        name: names a stack, or a phase if there is no stack.
     """
     found: dict[str, Asked] = {}
     rows = [(0, phase, row) for phase, row in stackless]
@@ -63,9 +63,9 @@ def by_requests(lines: Sequence[Asked]) -> list[Asked]:
 
 
 def by_size(sizes: Sequence[tuple[int, int]], least: int) -> list[Size]:
-    """From a pass's figures by powers of two, which `least` is one of: what is smaller is added up.
+    """Size classes from a pass's figures by powers of two, without the empty ones at both ends.
 
-    Without the empty ends.
+    Sizes below `least`, a power of two, are added up.
     """
     first = least.bit_length() - 1
     small = [sum(column) for column in zip(*sizes[: first + 1], strict=True)]

@@ -1,4 +1,4 @@
-"""`pyalloc attach` from the side of who asks: over the process's live socket, or else by a debugger."""
+"""The asking side of `pyalloc attach`: over the process's live socket, else through a debugger."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def begin(
     wait_s: float,
     tell: Callable[[str], object],
 ) -> dict[str, Any]:
-    """The process is recorded from now on; how, it tells (attached.py).
+    """Starts a recording of the process; returns what the process says about it (attached.py).
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: it cannot be recorded.
     """
     request = {
         "attach": "begin",
@@ -38,10 +38,10 @@ def begin(
 
 
 def end(pid: int, *, wait_s: float, tell: Callable[[str], object]) -> dict[str, Any]:
-    """The recording that begin() began is whole, or was never begun because the process did not use CUDA.
+    """Ends the recording that begin() started.  It may be empty, if the process never used CUDA.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such recording.
     """
     process = processes.find(pid)
     if not process.has_pyalloc:

@@ -1,9 +1,9 @@
-"""What a running process does when `pyalloc attach` asks: it begins or ends a recording of itself.
+"""The answering side of `pyalloc attach`: a running process begins or ends a recording of itself.
 
-The question comes over the process's live socket, or by the debugger (_bootstrap/injected.py), in a thread of its own.
-Nothing here may raise into the program.  The recording begins in the main thread, between two of its steps, because
-what happens between the look at what is in use and the first event is lost; where that one does not come to it, in
-a call of C that takes long, beside it.
+The request comes over the process's live socket or from the debugger (_bootstrap/injected.py), in a thread of its own.
+Nothing here may raise into the program.  The recording begins in the main thread, between two bytecodes, because events
+between the look at what is in use and the first recorded event are lost.  If the main thread does not get there,
+because it is in a long call into C, the recording begins in the asking thread.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from pyalloc import _core, devices, live, mainthread, processes, recording
 from pyalloc._bootstrap import leaving
 from pyalloc.errors import PyallocError, UsageError
 
-_MAIN_S = 5.0  # for the main thread to come to it
-_TRIES = 50  # to end in a moment when the main thread is not writing itself
+_MAIN_S = 5.0  # wait for the main thread this long
+_TRIES = 50  # to end at a moment when the main thread is not writing
 _NEEDED = ("pyalloc.automarks", "torch.nn.modules.module", "torch.optim.optimizer")
 
 
 @dataclass(eq=False)
 class _Attached:
-    """The recording that was asked for from outside."""
+    """The recording that was requested from outside."""
 
     path: Path
-    recorder: recording.Recorder | None = None  # None: CUDA is not in use yet
+    recorder: recording.Recorder | None = None  # None: CUDA is not yet in use
     end_s: float | None = None  # time.monotonic() when it ends by itself
     ended: threading.Event = field(default_factory=threading.Event)
     error: str = ""
 
 
-_lock = threading.RLock()  # of those that ask; the program's own threads never take it
+_lock = threading.RLock()  # among asking threads; the program's own threads never take it
 _current: list[_Attached] = []  # one, or none
 
 
@@ -52,7 +52,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What is told to who asks: {"error": why not}, or how the recording is then."""
+    """The reply: {"error": why not}, or the state of the recording afterwards."""
     try:
         with _lock:
             if request.get("attach") == "begin":
@@ -62,17 +62,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "it runs another version of pyalloc and does not understand the request"}
     except PyallocError as error:
         return {"error": str(error)}
-    except Exception as error:  # of torch's, say
+    except Exception as error:  # torch's, for example
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _is_over(attached: _Attached) -> bool:
-    """Did it end by itself, or never begin?  Most often the disk was full, or the file there already."""
+    """Did it end by itself, or never begin?  Usually the disk was full, or the file existed."""
     return bool(attached.error) or (attached.recorder is not None and attached.recorder.is_over())
 
 
 def state() -> dict[str, Any] | None:
-    """How the recording of this process is, begun from outside or not; None: there is none."""
+    """The state of this process's recording, however it was begun; None if there is none."""
     for each in tuple(_current):
         if not _is_over(each):
             left = None if each.end_s is None else max(each.end_s - time.monotonic(), 0.0)
@@ -127,7 +127,7 @@ def _torch() -> Any:
             "it has not imported torch, so there is no CUDA memory to record; attach once it has, or start it with "
             "`pyalloc run --record out.pya`"
         )
-    torch = importlib.import_module("torch")  # waits where that is under way
+    torch = importlib.import_module("torch")  # waits for an import in progress
     if torch.version.cuda is None:
         raise UsageError("its torch was built without CUDA, so there is nothing to record")
     return torch
@@ -143,7 +143,7 @@ def _start(attached: _Attached, recorder: recording.Recorder) -> bool:
 
 
 def _is_idle() -> bool:
-    """Does the main thread wait for what happens outside of the process?"""
+    """Does the main thread wait for something outside of the process?"""
     return processes.doing(os.getpid())[0] in processes.WAITS
 
 
@@ -154,7 +154,7 @@ def _follow(attached: _Attached, recorder: recording.Recorder) -> None:
 
 
 def _start_with_cuda(attached: _Attached, recorder: recording.Recorder) -> None:
-    """In the thread that uses it first, before it does."""
+    """Starts it when CUDA is first used, in the thread that does so."""
     if attached not in _current or attached.recorder is not None:
         return
     try:
@@ -171,7 +171,7 @@ def _end_after(attached: _Attached, duration_s: float | None) -> None:
 
     def wait() -> None:
         if not attached.ended.wait(duration_s):
-            with _lock, contextlib.suppress(Exception):  # what goes wrong was told by the recording
+            with _lock, contextlib.suppress(Exception):  # the recording itself reports errors
                 _stop(attached)
 
     attached.end_s = time.monotonic() + duration_s
@@ -218,11 +218,11 @@ def _stop(attached: _Attached) -> None:
 
 
 def _stop_recorder(recorder: recording.Recorder) -> None:
-    """In the main thread as it began, since part of torch's history is its thread's; else beside it."""
+    """Stops it in the main thread, where it began, as part of torch's history belongs to that thread; else here."""
     recorder.unfollow()
 
     def stop() -> None:
-        # Else the main thread is in the middle of what would be written twice.
+        # Otherwise the main thread is writing, and the same events would be written twice.
         if not recorder.is_at_work():
             recorder.stop()
 

@@ -1,4 +1,4 @@
-"""Attention that is written out: scores and weights of all pairs of places, kept for backward."""
+"""Finds attention that is written out: it keeps scores and weights of all pairs of positions for backward."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pyalloc.falling import TRAINING, falls_by
 from pyalloc.moments import Block
 from pyalloc.units import size
 
-_SHARE = 0.05  # of the peak: saving less is not worth a word
+_SHARE = 0.05  # of the peak: smaller savings are not mentioned
 _PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm"}
 _ALIKE = (
     8,
     4,
     2,
     1,
-)  # quarters of the weights' bytes: scores in float32 of half ones, masks of dropout
+)  # in quarters of the weights' bytes: float32 scores of half-precision weights, dropout masks
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
-    """For each function whose softmax goes into a matrix product."""
+    """Advice for each function whose softmax goes into a matrix product."""
     found: dict[tuple[str, str], list[tuple[source.Place, Block]]] = defaultdict(list)
     for block in analysis.peak.blocks:
         if analysis.category(block) in ("activations", "temporaries", "backward temporaries"):
@@ -37,7 +37,7 @@ def advice(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _of_function(held: list[tuple[source.Place, Block]], analysis: Analysis) -> Iterator[Advice]:
-    """Which holds these blocks; what backward makes has its size alone."""
+    """Advice for the function that holds these blocks; those made in backward are recognised by size alone."""
     weights = [(place, block) for place, block in held if _is_softmax(place, block, analysis)]
     most = max((block.bytes for _, block in weights), default=0)
     at_lines = {place.line: place for place, block in weights if block.bytes == most}
@@ -71,9 +71,9 @@ def _is_softmax(place: source.Place, block: Block, analysis: Analysis) -> bool:
 
 
 def _lines(place: source.Place) -> set[int]:
-    """Those that make the scores, the weights and what is dropped of them, if that goes into a matrix product.
+    """The lines that compute scores, weights and dropout, if the result goes into a matrix product.
 
-    Nothing where the line has other statements, too.
+    Empty if one line has several statements.
     """
     statements = source.statements_around(place)
     here = [each for each in statements if place.line in _lines_of(each)]
@@ -100,7 +100,7 @@ def _lines_of(statement: ast.stmt) -> set[int]:
 
 
 def _names(called: set[str], statement: ast.stmt) -> set[str]:
-    """Of what such functions are called with, or methods of."""
+    """Names of the arguments and objects that such functions and methods are called on."""
     found = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and _called(node) in called:
@@ -117,7 +117,7 @@ def _targets(statement: ast.stmt) -> set[str]:
 
 
 def _factors(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Of the matrix products in it."""
+    """The factors of the matrix products in a statement."""
     for node in ast.walk(statement):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             yield from (node.left, node.right)
@@ -128,7 +128,7 @@ def _factors(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _has(expression: ast.expr, names: set[str], is_here: bool) -> bool:
-    """One of these names, or in the line itself the softmax."""
+    """Does the expression contain one of these names, or, in the softmax's own line, the softmax?"""
     return any(
         (isinstance(each, ast.Name) and each.id in names)
         or (is_here and isinstance(each, ast.Call) and _called(each) == "softmax")
@@ -137,7 +137,7 @@ def _has(expression: ast.expr, names: set[str], is_here: bool) -> bool:
 
 
 def _is_same(statement: ast.stmt, names: set[str]) -> bool:
-    """As many numbers go on: dropped out, converted, masked."""
+    """Does the statement keep the number of elements: dropout, conversion, masking?"""
     value = getattr(statement, "value", None)
     if not isinstance(value, ast.Call):
         return isinstance(value, ast.Name) and value.id in names

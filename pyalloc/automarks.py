@@ -1,7 +1,7 @@
-"""Phases, steps and tensors' categories without changes to the program, by torch's global hooks.
+"""Marks phases, steps and tensors' categories without changes to the program, through torch's global hooks.
 
-Forward: each call of an outermost module ("inference" where gradients are off, "loss" for modules named so); modules
-inside become marks of their own.  Backward: what autograd's engine runs.  Optimizer: the hooks around step().
+Forward: each call of an outermost module ("inference" if gradients are off, "loss" for classes named ...Loss); inner
+modules get marks of their own.  Backward: each run of autograd's engine.  Optimizer: the hooks around step().
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _At = tuple[int, int]  # device, address
 _Told = tuple[str, Any]  # category, weak reference to the storage
 _Kind = tuple[type[Any], frozenset[int]]  # an optimizer's class and the parameters it is for
 _HOLDERS = (ValuesView, list, tuple)
-_DEPTH = 3  # of dicts and lists in an optimizer's state, and of tensors made of others
-# What is under way: of whom, its phase, how deep its caller lies (-1: within another).
+_DEPTH = 3  # nesting of dicts and lists in an optimizer's state, and of tensors made of others
+# A call in progress: id of the module or optimizer, phase, stack depth of its caller (-1: inside another).
 _Open = tuple[int, str, int]
-# Torch's own functions between whoever calls a module or a step and its hooks.
+# Modules with torch's functions between the caller of a module or step and the hooks.
 _CALLING = {
     __name__,
     "torch.nn.modules.module",
     "torch.optim.optimizer",
     "torch.optim.lr_scheduler",
 }
-# What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized ones.
+# What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized.
 _NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
 
 def _harmless(look: Callable[..., None]) -> Callable[..., None]:
-    """At modules and optimizers, which may be of any kind: the program does not suffer from what they raise."""
+    """Keeps exceptions away from the program: the modules and optimizers looked at may be of any class."""
 
     @functools.wraps(look)
     def call(marks: AutoMarks, *args: Any) -> None:
@@ -63,24 +63,24 @@ class AutoMarks:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.local = threading.local()
-        # Weak, all of them: what the program drops has to go, or recording would change what it needs.
+        # All weak: keeping alive what the program drops would change its memory use.
         self.names: dict[int, tuple[weakref.ref[Any], str]] = {}
         self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.classes: list[str] = []  # of the optimizers
-        # Since the one that ends steps did.  By id: a class that says when two are equal has no hash.
+        # Those that stepped since the last step ended.  By id, since a class with __eq__ has no hash.
         self.stepped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.most_doubled = 0
-        self.unused = 0  # bytes of gradients that no optimizer's step is for
+        self.unused = 0  # bytes of gradients that no optimizer uses
         self.unstepped: dict[
             int, tuple[int, int]
-        ] = {}  # what their parameters had at the last step
+        ] = {}  # by parameter: its gradient at the last step
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.explicit_steps = False
         self.is_blind = False  # the program's modules or optimizers could not be looked at
-        self.retains_graph = False  # did a backward so far?
+        self.retains_graph = False  # has any backward done so?
         self.creates_graph = False
         self.next_step = 0
         self.torch: Any = None
@@ -99,7 +99,7 @@ class AutoMarks:
             optimizers.register_optimizer_step_pre_hook(self.before_optimizer),
             optimizers.register_optimizer_step_post_hook(self.after_optimizer),
         ]
-        # They run once more for torch.compile()'s module around the program's, which torch warns of at each call.
+        # Hooks run again for the module that torch.compile() wraps around another; torch warns about it at each call.
         self._ignore(r"Using `torch\.compile\(module\)` when there are global")
         self._wrap_backward(torch)
         self._wrap_empty_cache(torch)
@@ -111,7 +111,7 @@ class AutoMarks:
         self._auto_step()
 
     def _ignore(self, warning: str) -> None:
-        """Until the end of the recording."""
+        """Ignores the warning until the recording ends."""
         before = list(warnings.filters)
         warnings.filterwarnings("ignore", warning)
         ours = warnings.filters[0]
@@ -135,11 +135,11 @@ class AutoMarks:
     # ---- marks of the program itself ----
 
     def on_step(self, number: int) -> None:
-        """The program counts its steps itself: ours stop."""
+        """The program marks its own steps: ours stop."""
         self.explicit_steps = True
 
     def on_phase(self, name: str, begins: bool) -> None:
-        """Nothing: the recorder hears it too."""
+        """Does nothing: the recorder is a listener, too."""
 
     def _auto_step(self) -> None:
         if not self.explicit_steps:
@@ -153,7 +153,7 @@ class AutoMarks:
         return bool(compiler is not None and compiler.is_compiling())
 
     def _open(self, kind: str) -> list[_Open]:
-        """The modules, or the steps, that are under way in this thread, the outermost first."""
+        """The modules or steps in progress in this thread, outermost first."""
         found: list[_Open] = self.local.__dict__.setdefault(kind, [])
         return found
 
@@ -162,14 +162,14 @@ class AutoMarks:
         self.recorder.on_phase(name, True)
 
     def _end(self, stack: list[_Open], first: int) -> None:
-        """All from there on."""
+        """Ends the calls from index `first` on."""
         while len(stack) > first:
             self.recorder.on_phase(stack.pop()[1], False)
 
     def _end_those_left(self, depth: int) -> None:
-        """What an exception left that no hook heard of: a step's (memory ran out), Ctrl-C.
+        """Ends calls that an exception left without a hook being called: out of memory in a step, Ctrl-C.
 
-        Whoever is called by what is under way is called from deeper.
+        A call that is really in progress has a caller less deep in the stack than `depth`.
         """
         for stack in self._open("modules"), self._open("steps"):
             left = (i for i, (_, _, begun) in enumerate(stack) if begun >= depth)
@@ -180,7 +180,7 @@ class AutoMarks:
         if self._is_compiling():
             return
         stack, depth, name = self._open("modules"), -1, self._name(module)
-        # How deep takes a while to find out.
+        # Avoid _depth() where possible: it is slow.
         if not stack or not name or stack[0][0] == id(module):
             depth = _depth()
             self._end_those_left(depth)
@@ -192,7 +192,7 @@ class AutoMarks:
         self._begin(stack, id(module), name, depth)
 
     def after_module(self, module: Any, inputs: Any, output: Any) -> None:
-        """Global forward hook; also after an exception, where this torch can."""
+        """Global forward hook; also called after an exception, if this torch supports that."""
         if not self._is_compiling():
             self._end_of("modules", module)
 
@@ -221,14 +221,14 @@ class AutoMarks:
                 self.names[id(module)] = (weakref.ref(module), name)
         found: dict[_At, _Told] = {}
         self._note_root(found, root)
-        for at, (category, _) in found.items():  # also where something else lay there before
+        for at, (category, _) in found.items():  # even if something else was there before
             self._tell(at, category)
         self.known.update((at, told) for at, told in found.items() if told[0] != "gradients")
 
     # ---- backward and optimizer ----
 
     def _wrap_backward(self, torch: Any) -> None:
-        """What backward() and grad() come to, also those that a program or torch.func imported by name before."""
+        """Wraps the function that backward() and grad() end in, so that earlier imports of those names are covered."""
         original = getattr(torch.autograd, "_engine_run_backward", None)
         if original is None:
             return
@@ -253,7 +253,7 @@ class AutoMarks:
         self._put(torch.autograd, "_engine_run_backward", run_backward)
 
     def _wrap_empty_cache(self, torch: Any) -> None:
-        """Neither history tells of it, and without it replays keep what the program gave back."""
+        """Records empty_cache(): neither history has it, and without it replays would keep that memory."""
         for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
             original = getattr(torch._C, name, None)
             if original is not None:
@@ -265,7 +265,7 @@ class AutoMarks:
         original()
 
     def _wrap_workspace(self, torch: Any, library: str, note: str) -> None:
-        """Torch tells the size that is set now, and nobody when it was another."""
+        """Records each size that is set: torch only tells the current one."""
         name = f"_cuda_set{library}WorkspaceSize"
         original = getattr(torch._C, name, None)
         if original is None:
@@ -281,7 +281,7 @@ class AutoMarks:
         self._put(torch._C, name, set_size)
 
     def _put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """In place of what is there, until the end of the recording."""
+        """Replaces an attribute until the recording ends."""
         original = getattr(owner, name)
         setattr(owner, name, function)
 
@@ -292,7 +292,7 @@ class AutoMarks:
         self.undo.append(undo)
 
     def _wrap_record_stream(self, torch: Any) -> None:
-        """The history of torch is silent about it; calls from C++ stay unseen."""
+        """Records record_stream(), which torch's history does not have; calls from C++ are not seen."""
         original = torch.Tensor.record_stream
 
         def record_stream(tensor: Any, stream: Any) -> Any:
@@ -308,15 +308,15 @@ class AutoMarks:
 
         def undo() -> None:
             if torch.Tensor.record_stream is record_stream:
-                del torch.Tensor.record_stream  # what torch._C.TensorBase has shows again
+                del torch.Tensor.record_stream  # uncovers torch._C.TensorBase's
 
         self.undo.append(undo)
 
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Global step pre-hook: gradients are alive now."""
+        """Global step pre-hook: the gradients are alive now."""
         self.optimizers.setdefault(id(optimizer), optimizer)
         name = type(optimizer).__name__
-        if name not in self.classes:  # no stack tells Adam from AdamW
+        if name not in self.classes:  # stacks cannot tell Adam from AdamW
             self.classes.append(name)
             self.recorder.add("user", f"optimizers={', '.join(self.classes)}")
         depth = _depth()
@@ -325,12 +325,12 @@ class AutoMarks:
         self._begin(self._open("steps"), id(optimizer), "optimizer", depth)
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Global step post-hook: the step of the first optimizer that is alive ends a step.
+        """Global step post-hook: the step() of the first live optimizer ends a step.
 
-        One that has taken its place does so from then on: it steps the same parameters, and the first does no more.
+        An optimizer that takes its place, with the same parameters, ends the steps from then on.
         """
         if id(optimizer) not in self.optimizers:
-            return  # the recording began in the middle of its step
+            return  # the recording began during its step()
         self._end_of("steps", optimizer)
         self.categorise()
         first = _alive(self.optimizers)[0]
@@ -350,8 +350,8 @@ class AutoMarks:
 
     @_harmless
     def _tell_doubled(self) -> None:
-        """State that optimizers of a class hold of the same parameters, all of them: its bytes but for one's."""
-        seen: set[_At] = set()  # a wrapper may have that of what it wraps
+        """Notes the bytes of state that optimizers of one class with exactly the same parameters hold beyond one's."""
+        seen: set[_At] = set()  # a wrapper may share the state of what it wraps
         total = 0
         held: dict[_Kind, dict[int, list[int]]] = {}
         for optimizer in _alive(self.optimizers):
@@ -375,9 +375,9 @@ class AutoMarks:
 
     @_harmless
     def _tell_unused(self) -> None:
-        """Gradients of parameters that no optimizer steps: of a teacher, or of what is trained no more.
+        """Notes gradients of parameters that no optimizer steps, such as a teacher's or a frozen part's.
 
-        Those that nothing was added to since the last step are only left from before: zero_grad() is for these.
+        Gradients that have not changed since the last step are leftovers, which zero_grad() would clear: not counted.
         """
         stepped = {p for each in _alive(self.optimizers) for p in _parameters(each)}
         found: dict[_At, int] = {}
@@ -439,7 +439,7 @@ class AutoMarks:
             self._note(found, gradient, "gradients")
 
     def _parameters_of(self, root: Any) -> Iterator[Any]:
-        """As torch knows them: parameters() of the program's own may give anything, groups for an optimizer, say."""
+        """The parameters as torch knows them: a program may override parameters() to return, say, groups."""
         found: Iterator[Any] = self.torch.nn.Module.parameters(root)
         return found
 
@@ -448,7 +448,7 @@ class AutoMarks:
             found.setdefault(at, (category, weakref.ref(storage)))
 
     def _memories(self, value: Any, depth: int = 0) -> Iterator[tuple[_At, Any]]:
-        """Where a tensor's storage begins on a device; of one made of others (a DTensor, a quantized one) theirs."""
+        """Addresses of a tensor's storage; for one made of others, such as a DTensor or a quantized one, theirs."""
         if not isinstance(value, self.torch.Tensor) or not value.is_cuda:
             return
         storage, address = _memory(value)
@@ -460,13 +460,13 @@ class AutoMarks:
 
 
 def _alive(known: weakref.WeakValueDictionary[int, Any]) -> list[Any]:
-    """Its values, while other threads may add some."""
+    """Its values; safe while other threads add some."""
     each = [reference() for reference in known.valuerefs()]
     return [value for value in each if value is not None]
 
 
 def _depth() -> int:
-    """How deep whoever calls the module or step lies whose hook asks."""
+    """The stack depth of the caller of the module or step whose hook calls this."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") in _CALLING:
         frame = frame.f_back
@@ -478,12 +478,12 @@ def _depth() -> int:
 
 
 def _gradient(parameter: Any) -> Any:
-    """None of what is computed, as functional_call() puts it in a parameter's place: torch warns who asks for that."""
+    """A parameter's gradient.  None for a non-leaf that functional_call() put there: torch warns about its .grad."""
     return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
 def _n_changes(tensor: Any) -> int:
-    """In place, as torch counts them."""
+    """The tensor's version: its number of in-place changes."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
@@ -492,7 +492,7 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def _within(state: Any, depth: int = 0) -> Iterator[Any]:
-    """What an optimizer keeps of a parameter, in dicts and lists too, which may hold themselves."""
+    """The values in an optimizer's state for a parameter, also in nested dicts and lists, which may be cyclic."""
     values = state.values() if isinstance(state, dict) else state
     for value in list(values) if isinstance(values, _HOLDERS) else ():
         if not isinstance(value, dict | list | tuple):
@@ -512,7 +512,7 @@ def _is_alike(one: Any, other: Any) -> bool:
 def _retains_graph(
     tensors: Any, grad_tensors: Any, retain_graph: bool, create_graph: bool, *_args: Any
 ) -> bool:
-    """Is a graph kept by wish?  Where one of the gradients is made it is kept in any case."""
+    """Does the program ask to keep the graph?  With create_graph it is kept anyway."""
     return retain_graph and not create_graph
 
 
@@ -523,7 +523,7 @@ def _creates_graph(
 
 
 def _memory(tensor: Any) -> tuple[Any, int]:
-    """A tensor's storage and where it begins: at 0 where it has none of its own."""
+    """A tensor's storage and its address, which is 0 if the tensor has no memory of its own."""
     try:
         storage = tensor.untyped_storage()
         return storage, int(storage.data_ptr())
@@ -532,7 +532,7 @@ def _memory(tensor: Any) -> tuple[Any, int]:
 
 
 def _parts(tensor: Any) -> list[Any]:
-    """What a subclass that has no memory of its own is made of, as it tells torch.compile."""
+    """The tensors that a subclass without memory of its own is made of, as it declares them to torch.compile."""
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     try:
         return [getattr(tensor, name) for name in flatten(tensor)[0]] if flatten else []
@@ -541,5 +541,5 @@ def _parts(tensor: Any) -> list[Any]:
 
 
 def _is_same(before: _Told | None, now: _Told) -> bool:
-    """Is it told already?  What left the device and came back may lie where it lay, in another block."""
+    """Is it already noted?  Compares storages: a tensor moved off the device and back may be in a new block there."""
     return before is not None and before[0] == now[0] and before[1]() is now[1]()

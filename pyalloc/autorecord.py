@@ -1,4 +1,4 @@
-"""Recording without an edit: `pyalloc run` and `pyalloc dryrun` ask for it in the environment, each process answers."""
+"""Recording without an edit: `pyalloc run` and `pyalloc dryrun` ask for it through environment variables."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
 
 
 def remove_earlier(path: Path | None) -> None:
-    """To be called when nothing is left that might keep the program from starting."""
+    """Removes an earlier recording's files.  Call it when nothing else can keep the program from starting."""
     for old in earlier(path):
         old.unlink(missing_ok=True)
 
 
 def earlier(path: Path | None) -> set[Path]:
-    """What is surely of an earlier recording to `path`: --force takes nothing else."""
+    """Files that certainly belong to an earlier recording to `path`: --force removes nothing else."""
     if path is None:
         return set()
-    # A second process's file has its number in its name, but `out.7.pya` may as well be a person's own.
+    # A second process's file has a pid in its name, but `out.7.pya` might be the user's own file.
     numbered = re.compile(
         rf"{re.escape(path.stem)}\.\d+({re.escape(path.suffix)}(\.part)?|\.oom\.txt)"
     )
-    found = written(path) | _beside(path, r"\.oom\.txt")  # what was told when memory ran out
+    found = written(path) | _beside(path, r"\.oom\.txt")  # out-of-memory reports
     return {old for old in found if not numbered.fullmatch(old.name)}
 
 
 def written(path: Path | None) -> set[Path]:
-    """The files that recording to `path` has made, now or earlier: one for each process, `.part` where cut off."""
+    """The files made by recordings to `path`, now or earlier: one per process; `.part` if it was cut off."""
     return set() if path is None else _beside(path, rf"{re.escape(path.suffix)}(\.part)?")
 
 
 def _beside(path: Path, ending: str) -> set[Path]:
-    """Of each process that was recorded to `path` its file whose name ends so."""
+    """The files with this ending, one for each process that was recorded to `path`."""
     name = re.compile(rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?{ending}")
     try:
         return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
@@ -73,7 +73,7 @@ def _beside(path: Path, ending: str) -> set[Path]:
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """The arguments `pyalloc run` and `pyalloc dryrun` share."""
+    """Adds the arguments that `pyalloc run` and `pyalloc dryrun` share."""
     parser.add_argument(
         "--record",
         type=Path,
@@ -84,7 +84,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare_choices(parser: argparse.ArgumentParser) -> None:
-    """Those of them that say how, which `pyalloc attach` has too."""
+    """Adds those of them that say how to record, which `pyalloc attach` has, too."""
     parser.add_argument(
         "--stacks",
         choices=recording.STACK_CHOICES,
@@ -108,7 +108,7 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
     """The environment that these arguments ask for.
 
     Raises:
-        UsageError: they say how to record, and nothing is to be; or as prepare().
+        UsageError: they say how to record, but not to record; or see prepare().
     """
     if args.record is None:
         if says_how(args):
@@ -129,7 +129,7 @@ def stacks_of(args: argparse.Namespace) -> str:
     """Which stacks these arguments ask for.
 
     Raises:
-        UsageError: they ask for C++'s, and for none.
+        UsageError: they ask for C++ stacks and for no stacks.
     """
     if args.no_source and args.stacks == "all":
         raise UsageError("--stacks all and --no-source contradict each other; give one of them")
@@ -137,7 +137,7 @@ def stacks_of(args: argparse.Namespace) -> str:
 
 
 def record_when_cuda_starts() -> None:
-    """What the environment asks for, once torch starts CUDA in this process: others are not recorded."""
+    """Starts the recording that the environment asks for, once torch starts CUDA in this process."""
     after_import("torch", _wait_for_cuda)
     if _is_teller():
         path = Path(os.environ[PATH])
@@ -145,7 +145,7 @@ def record_when_cuda_starts() -> None:
 
 
 def _wait_for_cuda(torch: Any) -> None:
-    sharing.listen(torch)  # programs switch torch's history on before they use CUDA
+    sharing.listen(torch)  # now: programs enable torch's history before they use CUDA
     torch.cuda._lazy_call(_start_from_environment)
 
 
@@ -167,7 +167,7 @@ def _start_from_environment() -> None:
         recording.check_stacks(stacks)
         try:
             _start(path, stacks, automatic)
-        except UsageError:  # another process, begun at the same time, was the first
+        except UsageError:  # another process took the name at the same time
             _start(_path_of_process(path), stacks, automatic)
         leaving.before(recording.stop_at_exit)
     except Exception as error:
@@ -175,7 +175,7 @@ def _start_from_environment() -> None:
 
 
 def _own_path(path: Path) -> Path:
-    """One file for each rank; a second process without a rank gets its process number."""
+    """A file for each rank; further processes without a rank get their pid."""
     path = ranked.own(path)
     return _path_of_process(path) if path.exists() or recorded.part(path).exists() else path
 

@@ -1,4 +1,4 @@
-"""What a block holds, inferred from where it was asked for and how long it lived."""
+"""What a block holds, inferred from where it was requested and how long it lived."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pyalloc.source import Frame
 
 
 def by_phase(block: Block, is_beyond_backward: Callable[[int, int], bool]) -> str:
-    """What its phases tell of it; "" where they do not.
+    """The category by the phases of its allocation and its free; "" if they do not tell.
 
-    is_beyond_backward: does what was made after an event of a backward and freed before another go in a later one?
+    is_beyond_backward(since, until): was a block made in one backward and freed in a later one, as a gradient?
     """
     if block.phase == "backward":
         is_short = block.free_phase == "backward" and not is_beyond_backward(
@@ -26,13 +26,13 @@ def by_phase(block: Block, is_beyond_backward: Callable[[int, int], bool]) -> st
             block.alloc_event + 8
         )
         return "temporaries" if is_short else "activations"
-    # A loss of functions, and what is computed without modules.
+    # A loss made of functions, and whatever is computed outside of modules.
     is_kept = not block.phase and bool(block.stack) and block.free_phase == "backward"
     return "activations" if is_kept else ""
 
 
 def by_frames(frames: tuple[Frame, ...]) -> str:
-    """By the functions that led to the request, innermost first."""
+    """The category by the functions that led to the request, innermost first."""
     if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
         return "workspace"
     names = {name for name, _, _ in frames}

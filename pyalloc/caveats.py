@@ -1,4 +1,4 @@
-"""What a trace cannot tell, in words: each report says it beside its figures."""
+"""What a trace cannot tell, in sentences that each report puts beside its figures."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _LATE = (
 )
 _CUT = "The file was cut off; the figures are those of the part that is there."
 UNMODELLED = ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
-_TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
+_TORCHS = ("native", "cudaMallocAsync")  # allocators recorded through torch's history
 
 
 def notes_of(texts: Iterable[str]) -> dict[str, str]:
-    """How a trace came about; of what was told again the last."""
+    """A trace's notes, `name=value`; the last one of a name counts."""
     return dict(text.split("=", 1) for text in texts if "=" in text)
 
 
 def n_before(notes: dict[str, str]) -> int:
-    """So many events stand for what was there when the history began; of a single moment nothing was earlier."""
+    """Number of events for what existed when the history began; 0 for a single moment."""
     told = notes.get(BEFORE, "")
     return int(told) if told.isdigit() and notes.get("history") not in STATE_ONLY else 0
 
 
 def has_beginning(notes: dict[str, str]) -> bool:
-    """Did it begin when nothing was in use yet?"""
+    """Did it begin before any memory was in use?"""
     return n_before(notes) == 0 and notes.get("history") not in _HISTORIES
 
 
@@ -53,7 +53,7 @@ def is_from_torch(notes: dict[str, str]) -> bool:
 
 
 def gap(lost: str, between: str) -> str:
-    """What a recording says that could not get all events."""
+    """The sentence of a recording that missed events."""
     where = f" between events {between}" * bool(between)
     return (
         f"The recording has a gap: {lost} events were lost{where}, so its figures are not those of the program. Peaks, "
@@ -62,12 +62,12 @@ def gap(lost: str, between: str) -> str:
 
 
 def gap_of(notes: dict[str, str]) -> str:
-    """The same of a trace; empty where nothing is known to be lost."""
+    """The same for a trace; empty if no event is known to be lost."""
     return gap(notes["lost_events"], notes.get("gaps", "")) if "lost_events" in notes else ""
 
 
 def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
-    """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
+    """Which parts of the program are not in the trace: its end, what preceded a snapshot, lost events."""
     history = _HISTORIES.get(notes.get("history", ""))
     if "history" not in notes and n_before(notes):
         history = _LATE
@@ -75,10 +75,10 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     lost = gap_of(notes)
     if lost:
         found.append(lost)
-    from_torch = is_from_torch(notes) or "source" in notes  # what snapshots tell is torch's choice
+    from_torch = is_from_torch(notes) or "source" in notes  # snapshots have torch's format
     has_history = notes.get("history") not in STATE_ONLY
     n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])
-    if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several
+    if n_streams > max(n_devices, 1) and from_torch and has_history:  # several on one device
         seen = totals["n_record_streams"]
         found.append(
             f"Memory was requested on {n_streams} streams, and torch's history does not contain record_stream() "
@@ -89,7 +89,7 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
 
 
 def of_replays(notes: dict[str, str]) -> list[str]:
-    """What a replay on torch's allocators is not: with the settings the program was recorded with."""
+    """Says that a replay on torch's allocators does not use the settings that the program was recorded with."""
     told = " ".join(notes.get(name, "") for name in TORCH_CONF)
     own = [name for name in UNMODELLED if name in notes or re.search(rf"\b{name}\s*:", told)]
     if not own:
@@ -100,7 +100,7 @@ def of_replays(notes: dict[str, str]) -> list[str]:
 
 
 def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool, unsplit: int) -> list[str]:
-    """The same, and what its figures are not: of one device, of all phases."""
+    """All caveats: those of unseen(), and what the figures do not cover, such as other devices or some phases."""
     found = unseen(notes, totals)
     if is_empty and not totals["is_complete"]:
         found.append(

@@ -16,9 +16,9 @@ from pyalloc.moments import Block
 from pyalloc.units import size
 
 T = TypeVar("T")
-_SHARE = 0.15  # of the peak: saving less is not worth doing it all again
+_SHARE = 0.15  # of the peak: smaller savings do not justify recomputation
 _CLEARLY = 1.25
-_SWITCHES = {  # of libraries' models: checkpointing of all layers
+_SWITCHES = {  # libraries' own switches for checkpointing all layers
     "transformers": "model.gradient_checkpointing_enable()",
     "diffusers": "model.enable_gradient_checkpointing()",
     "timm": "model.set_grad_checkpointing()",
@@ -26,10 +26,10 @@ _SWITCHES = {  # of libraries' models: checkpointing of all layers
 
 
 def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
-    """Of layers, of the modules of a sequence, and of functions.  idle: what no backward is for."""
+    """Advice for layers, modules of a sequence, and functions.  idle: blocks that no backward will use."""
     peak = analysis.peak
     step = analysis.totals["peak_step"] or 0
-    # One's result, or its last part, which it does not make again.
+    # The result of a checkpoint, or its last part, which it does not recompute.
     done = {n for n in {b.stack for b in peak.blocks} if source.is_checkpoint(analysis.frames(n))}
     held = [
         b
@@ -37,7 +37,7 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
         if analysis.category(b) == "activations"
         and b.phase != "inference"  # which has no backward
         and b not in idle
-        and not 0 <= b.step < step - 1  # their backward was long ago: something else keeps them
+        and not 0 <= b.step < step - 1  # an old step's: something else keeps them
         and b.stack not in done
     ]
     found = list(_of_families(held, peak.allocated_bytes * _SHARE, analysis))
@@ -60,7 +60,7 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
 def _of_families(
     held: list[Block], least: float, analysis: Analysis
 ) -> Iterator[tuple[Advice | None, list[Block]]]:
-    """Of numbered modules that hold so much, the outermost first: layers, layers of a model in a sequence."""
+    """Advice for numbered modules that hold at least `least`, outermost first: layers, layers inside a sequence."""
     families: dict[str, dict[str, list[Block]]] = {}
     for block in held:
         for family, layer in _numbered(block.module):
@@ -76,12 +76,15 @@ def _of_families(
         name = f"{parents.pop()}.*".lstrip(".") if len(parents) == 1 else family
         if has_inner:
             yield next(_of_layers(name, list(members.values()), analysis), None), blocks
-        elif len(members) >= 4 and not parents:  # of one sequence
+        elif len(members) >= 4 and not parents:  # the modules of one sequence
             yield next(_of_sequence(name, list(members.values()), analysis), None), blocks
 
 
 def _numbered(module: str) -> Iterator[tuple[str, str]]:
-    """`*` and `0`, `*.blocks.*` and `0.blocks.3` of `0.blocks.3.mlp`: where the modules lie that are numbered."""
+    """The numbered modules around one, as (family, layer).
+
+    For `0.blocks.3.mlp`: (`*`, `0`) and (`*.blocks.*`, `0.blocks.3`).
+    """
     parts = module.partition(".parametrizations.")[0].split(".")
     for i, part in enumerate(parts, 1):
         if part.isdecimal():
@@ -90,7 +93,7 @@ def _numbered(module: str) -> Iterator[tuple[str, str]]:
 
 
 def _outermost_that_help(found: list[tuple[Advice | None, list[Block]]]) -> Iterator[Advice]:
-    """Inner ones in place of those around them only where they save clearly more."""
+    """Prefers outer modules, unless inner ones save clearly more."""
     helping = [(made, set(blocks)) for made, blocks in found if made is not None]
     while helping:
         made, blocks = helping.pop(0)
@@ -121,17 +124,17 @@ def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> I
 
 
 def _of_sequence(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
-    """One around all would make everything again at once, and one around each keeps what goes into the next."""
+    """Checkpoints around parts: one around all recomputes all at once; one around each keeps each module's input."""
     members = sorted(members, key=lambda blocks: blocks[0].alloc_event)
     blocks = [block for each in members for block in each]
     total = sum(block.bytes for block in blocks)
     n_parts = math.isqrt(len(members))
     parts = [[b for each in part for b in each] for part in _in_parts(members, n_parts)]
-    # What goes into a part may be none of what is kept without: then there is more.
+    # The input of a part may be a block that is not kept without checkpoints: that adds memory.
     sizes = [sum(block.bytes for block in part) for part in parts]
     between = sum(max(part, key=lambda b: b.alloc_event).bytes for part in parts[:-1])
     n_passes = min(map(_calls, members))
-    last = sizes[-1] if n_passes > 1 else 0  # in which nothing is made again
+    last = sizes[-1] if n_passes > 1 else 0  # where nothing is recomputed
     saved = total - n_passes * between - last - max(sizes) // n_passes
     saved = _worth(saved, blocks, analysis)
     if saved:
@@ -156,7 +159,7 @@ def _of_function(
         again = max(sum(block.bytes for block in part) for part in parts)
         dropped, saved = _until_made_again(parts), total - again
     else:
-        # All of it is made again at once, when what was made after it is gone, and is there until each is freed.
+        # The part is recomputed as a whole once all later blocks are gone; its blocks then live until each is freed.
         after = sum(b.bytes for b in held if b.alloc_event > blocks[-1].alloc_event)
         first = min((b.free_event for b in blocks if b.free_event is not None), default=None)
         dropped = [block._replace(free_event=first) for block in blocks]
@@ -178,7 +181,7 @@ def _of_function(
 
 
 def _depth(module: str) -> int:
-    """How deep it lies; what makes a weight of others (spectral_norm()) lies where the weight does."""
+    """The module's depth; a parametrization, such as spectral_norm(), has the depth of its weight."""
     return module.partition(".parametrizations.")[0].count(".")
 
 
@@ -187,26 +190,26 @@ def _modules(family: str, n: int) -> str:
 
 
 def _is_in_sequence(block: Block, analysis: Analysis) -> bool:
-    """Did a line of the user's call an nn.Sequential that made it?"""
+    """Was it made by an nn.Sequential that a line of the user called?"""
     frames = analysis.frames(block.stack)
     torchs = itertools.takewhile(lambda frame: source.is_foreign(frame[1]), frames)
     return any(file.endswith("/torch/nn/modules/container.py") for _, file, _ in torchs)
 
 
 def _calls(blocks: list[Block]) -> int:
-    """How often a function was called for these, at least: some lines make several in each call."""
+    """The least number of calls of a function that made these blocks: a line may make several per call."""
     return min(Counter(block.stack for block in blocks).values())
 
 
 def _passes(blocks: list[Block], analysis: Analysis) -> int:
-    """How often a module was called for these, at least: by whichever lines, and small ones may be made but once."""
+    """The least number of calls of a module that made these blocks, on any line; small blocks may be made only once."""
     least = max(block.bytes for block in blocks) // 4
     large = [block for block in blocks if block.bytes >= least]
     return min(Counter((b.module, analysis.frames(b.stack)[:1]) for b in large).values())
 
 
 def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
-    """In their order, as many in each, or one fewer in the last ones."""
+    """Splits into n parts, in order; the last ones may have one element less."""
     begin = 0
     for part in range(n):
         end = begin + (len(found) - begin) // (n - part)
@@ -215,23 +218,23 @@ def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
 
 
 def _worth(saved: int, dropped: list[Block], analysis: Analysis) -> int:
-    """As much, or less where another moment stays as high; 0: too little."""
+    """What is really saved: less if another moment stays as high; 0: too little."""
     least = analysis.peak.allocated_bytes * _SHARE
     saved = min(saved, falls_by(dropped, analysis, TRAINING, least))
     return saved if saved > least else 0
 
 
 def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Block], int]:
-    """What some modules do not keep with a checkpoint around each, and what that saves: one is made again at a time.
+    """The blocks that modules do not keep if each is checkpointed, and the bytes saved: one is recomputed at a time.
 
-    What goes into the next one is kept.
+    Each module's output is kept, as the input of the next one.
     """
     n_passes = min(_passes(blocks, analysis) for blocks in members)
     in_order = [sorted(blocks, key=lambda b: b.alloc_event) for blocks in members]
     calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
     calls.sort(key=lambda blocks: blocks[-1].alloc_event)
     sizes = [sum(block.bytes for block in blocks) for blocks in calls]
-    # A module makes last what goes into the next one; of the last of them it may be gone.
+    # A module makes its output last; the last module's may already be gone.
     results = [blocks[-1].bytes for blocks in calls]
     results[-1] = min(results[-2:])
     again = max(a - b for a, b in zip(sizes, results, strict=True))
@@ -240,7 +243,7 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
 
 
 def _until_made_again(parts: Sequence[Sequence[Block]]) -> list[Block]:
-    """What is not there until backward, which has done what came after, comes to it; the last part it makes at once."""
+    """The blocks that are absent until backward reaches their part; the last part is recomputed at once."""
     dropped: list[Block] = []
     for part, after in itertools.pairwise(parts):
         freed = [block.free_event for block in part if block.free_event is not None]
@@ -251,7 +254,7 @@ def _until_made_again(parts: Sequence[Sequence[Block]]) -> list[Block]:
 
 
 def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:
-    """The library's own switch, where the model is a library's."""
+    """How to checkpoint: by the library's own switch, if the model is a library's."""
     for block in blocks:
         for _, file, _ in analysis.frames(block.stack):
             for library, switch in _SWITCHES.items():

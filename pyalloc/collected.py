@@ -1,4 +1,4 @@
-"""Results of passes without a backward that pile up on the device: in a list, or joined to what is there already."""
+"""Results of passes without a backward that accumulate on the device: in a list, or concatenated."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyalloc.findings import outermost
 from pyalloc.moments import Block
 from pyalloc.units import size
 
-_SHARE = 0.1  # of the peak: saving less is not worth a word
-_PASSES = 4  # that left a result: fewer may be what is under way
+_SHARE = 0.1  # of the peak: smaller savings are not mentioned
+_PASSES = 4  # at least so many left a result: fewer may still be in use
 _PHASES = ("forward", "backward", "optimizer", "inference")
 _ROUNDING = 512  # of a block's bytes
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
-    """Of each line's results the first kind that saves enough; leaks are told of as such."""
+    """For each line's results, the first kind that saves enough; leaks are reported elsewhere."""
     held: dict[int, list[Block]] = defaultdict(list)
     for block in analysis.peak.blocks:
         if analysis.category(block) not in HOLDERS:
@@ -35,13 +35,13 @@ def advice(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) -> Iterator[Advice]:
-    """One of each pass, kept over the passes after it."""
+    """Results in a list: one of each pass, kept during later passes."""
     of_pass: dict[int, list[Block]] = defaultdict(list)
     for block in blocks:
         at = bisect.bisect_left(passes, block.alloc_event, key=lambda phase: phase.begin) - 1
         if at >= 0 and passes[at].name == "inference":
             of_pass[at].append(block)
-    of_pass.pop(max(of_pass, default=-1), None)  # it may be at work with it
+    of_pass.pop(max(of_pass, default=-1), None)  # the current pass may be using it
     kept = [block for made in of_pass.values() for block in made]
     least = _SHARE * analysis.peak.allocated_bytes
     saved = falls_by(kept, analysis, ("inference",), least) if len(of_pass) >= _PASSES else 0
@@ -56,11 +56,11 @@ def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) ->
 
 
 def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
-    """torch.cat() at work: a part, what is there already, and a new tensor for both."""
+    """Concatenated results: during torch.cat() there are a part, the results so far, and a new tensor for both."""
     least = _SHARE * analysis.peak.allocated_bytes
     if len(blocks) != 2 or sum(block.bytes for block in blocks) <= least:
         return
-    if any(block.phase in FORWARDS for block in blocks):  # of a model's own: a cache
+    if any(block.phase in FORWARDS for block in blocks):  # inside the model: a cache
         return
     before, whole = sorted(blocks, key=lambda block: block.alloc_event)
     added = whole.bytes - before.bytes

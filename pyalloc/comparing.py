@@ -16,14 +16,14 @@ from pyalloc.moments import Moment
 from pyalloc.source import Frame
 
 _TOLD = 3  # contributors that a sentence names
-_LEAST_TOLD = 0.05  # of the largest change: one that is less explains nothing
+_LEAST_TOLD = 0.05  # of the largest change: smaller ones explain nothing
 _PASSES = ("forward", "backward", "loss")
-_NO_SETTINGS = (  # notes that are told elsewhere, or say nothing of what a person changed
+_NO_SETTINGS = (  # notes that are shown elsewhere, or that no person changes
     "pid", "about", "clock", "rank", "history", "lost_events", "gaps", "steps_end_with", BEFORE,
     *CUBLAS_NOTES.values(),
 )  # fmt: skip
 _LONGEST_SETTING = 400  # characters
-_MOST_STEPS = 400  # of a table
+_MOST_STEPS = 400  # in a table
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Change:
 
     @property
     def bytes(self) -> int:
-        """So much more; less than 0: less."""
+        """Bytes after minus bytes before."""
         return self.after_bytes - self.before_bytes
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: a moment of a recording.  name: as people are told of it."""
+    """One side of the comparison: a moment of a recording.  name: shown to people."""
 
     found: Analysis
     moment: Moment
@@ -52,7 +52,7 @@ class Side:
 
 
 class Comparison:
-    """Lines of code that moved between the two recordings are one: before's are called as they are after."""
+    """What changed from one side to the other.  A line that moved between the recordings has its name from after."""
 
     def __init__(self, before: Side, after: Side) -> None:
         self.before, self.after = before, after
@@ -69,12 +69,12 @@ class Comparison:
 
     @property
     def bytes(self) -> int:
-        """So much more is held after."""
+        """Bytes held after minus bytes held before."""
         return self.after.moment.allocated_bytes - self.before.moment.allocated_bytes
 
     @cached_property
     def has_one_passes(self) -> bool:
-        """Does only one tell of forward and backward, so that categories, told by these, are not those of the other?"""
+        """Does only one side have forward and backward phases?  Then categories, inferred from them, do not match."""
         has = [
             any(phase.name in _PASSES for phase in side.found.phases)
             for side in (self.before, self.after)
@@ -83,7 +83,7 @@ class Comparison:
 
     @cached_property
     def tables(self) -> dict[str, list[Change]]:
-        """By what a row is; largest changes first.  Only those that have rows."""
+        """Tables by kind of row, without empty ones; largest changes first."""
         kinds = ["line", "size", "label", "stream", "pool"]
         if all(any(b.module for b in side.moment.blocks) for side in (self.before, self.after)):
             kinds.insert(1, "module")
@@ -107,7 +107,7 @@ class Comparison:
         return sorted(found, key=lambda row: (-abs(row.bytes), -row.after_bytes, row.name))
 
     def _phases(self) -> list[Change]:
-        """Of each name that both have its highest peak."""
+        """For each phase name that both have: its highest peak."""
         if self.is_of_one:
             return []
         peaks: list[dict[str, int]] = [{}, {}]
@@ -118,7 +118,7 @@ class Comparison:
         return [Change(name, peaks[0][name], n) for name, n in peaks[1].items() if name in peaks[0]]
 
     def _steps(self) -> list[Change]:
-        """The peaks of those that both have."""
+        """The peaks of the steps that both have."""
         if self.is_of_one:
             return []
         before = {step[0]: step[4] for step in self.before.found.steps}
@@ -128,7 +128,7 @@ class Comparison:
 
     @cached_property
     def contributors(self) -> list[Change]:
-        """Lines, where what they hold is not told alike of both; categories or sizes, where there are no stacks."""
+        """Contributors, or lines if both sides name contributors differently; without stacks, categories or sizes."""
         if any(b.stack for side in (self.before, self.after) for b in side.moment.blocks):
             return self.tables.get("contributor", self.tables["line"])
         categories = self.tables.get("category", [])
@@ -138,16 +138,16 @@ class Comparison:
 
     @property
     def main(self) -> list[Change]:
-        """The few that explain most."""
+        """The few changes that explain most of the difference."""
         rows = self.contributors
         least = max(abs(rows[0].bytes) * _LEAST_TOLD, 1) if rows else 1
         return [row for row in rows[:_TOLD] if abs(row.bytes) >= least]
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
-        """What is not the same of how they came about: name, before and after; "" where it is not told.
+        """Differences in how the recordings were made: name, before, after; "" if unknown.
 
-        A snapshot tells less of it than a recording.
+        A snapshot knows less about this than a recording.
         """
         first, second = (side.found.notes for side in (self.before, self.after))
         is_told_alike = ("source" in first) == ("source" in second)
@@ -178,7 +178,7 @@ def _rows(side: Side, kind: str) -> list[Row]:
 
 
 def _frames(found: Analysis) -> Iterator[Frame]:
-    """All of its stacks', each once."""
+    """The frames of all its stacks, each once."""
     seen: set[Frame] = set()
     for stack, (n, *_) in enumerate(found.stacks):
         for frame in found.frames(stack) if n else ():
@@ -188,7 +188,7 @@ def _frames(found: Analysis) -> Iterator[Frame]:
 
 
 def _other_words(before: str, after: str) -> tuple[str, str]:
-    """Of two commands what is not the same, with the option that it is a value of."""
+    """The differing words of two commands, each with the option whose value it is."""
     first, second = before.split(), after.split()
     told: tuple[list[str], list[str]] = ([], [])
     matcher = difflib.SequenceMatcher(None, first, second, autojunk=False)
@@ -205,7 +205,7 @@ def _with_option(words: list[str], first: int, last: int) -> list[str]:
 
 
 def phase_of(side: Side) -> str:
-    """Where its moment lies: "backward of step 3", "" where that is not known."""
+    """The phase of its moment, such as "backward of step 3"; "" if unknown."""
     totals = side.found.totals
     if side.moment is not side.found.peak:
         return ""

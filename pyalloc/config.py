@@ -16,7 +16,7 @@ except ImportError as error:
     if importlib.util.find_spec("pyalloc._core") is not None:
         raise
     here = os.path.dirname(__file__)
-    # In a checkout Python finds this folder before what `pip install .` put elsewhere; in a zip nothing can be loaded.
+    # In a checkout Python finds this folder before an installed pyalloc; from a zip no extension can be loaded.
     what_next = (
         "to use an installed pyalloc, start Python in another folder; to use this one, build it: pip install -e ."
         if os.path.isdir(here)
@@ -29,11 +29,11 @@ else:
 
 ENVIRONMENT = "PYALLOC_CONF"
 PLAN = "PYALLOC_PLAN"  # a file that `pyalloc plan` wrote
-# What torch reads its own allocator's settings from: the newer name and the older.
+# Environment variables with the settings of torch's own allocator, newest name first.
 TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-CUBLAS_CONF = "CUBLAS_WORKSPACE_CONFIG"  # what torch asks its allocator for on cuBLAS's behalf
-CUBLAS_CACHE = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch keeps that, from 2.15 on
-# Notes of recordings: the same as torch says, and of cuBLASLt, each size that it had.
+CUBLAS_CONF = "CUBLAS_WORKSPACE_CONFIG"  # sizes of the workspaces that torch allocates for cuBLAS
+CUBLAS_CACHE = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch keeps the workspaces, from 2.15 on
+# Notes in recordings: these sizes as torch reports them, also for cuBLASLt; each size that was set.
 CUBLAS_BYTES, CUBLASLT_BYTES = "cublas_workspace", "cublaslt_workspace"
 CUBLAS_NOTES = {"Cublas": CUBLAS_BYTES, "CublasLt": CUBLASLT_BYTES}  # by torch's names
 
@@ -56,7 +56,7 @@ class Option:
 
 
 def _own_plan(file: str) -> str:
-    """That of this rank, if it has one; none for a launcher where only ranks have."""
+    """The plan's file for this rank, if there is one; "" for a launcher if only ranks have plans."""
     path = Path(os.path.abspath(file))
     own = ranked.own(path)
     if own.exists():
@@ -68,7 +68,7 @@ def option_text(options: dict[str, Value]) -> str:
     """The settings as one text in the form of PYALLOC_CONF.
 
     Raises:
-        ConfigError: a value holds a comma, behind which another setting would begin.
+        ConfigError: a value contains a comma, which would begin another setting.
     """
     for name, value in options.items():
         if "," in str(value):
@@ -82,10 +82,10 @@ def option_text(options: dict[str, Value]) -> str:
 
 
 def _plan_file(plan: object) -> str:
-    """The file that was named.
+    """The named file as text.
 
     Raises:
-        ConfigError: it is no path.
+        ConfigError: it is not a path.
     """
     name = files.name_of(plan)
     if name is None:

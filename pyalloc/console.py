@@ -18,28 +18,28 @@ from pyalloc import files
 from pyalloc.errors import UsageError
 from pyalloc.folding import folded
 
-RECORD = (
-    "pyalloc run --record out.pya python train.py"  # what comes next where nothing was recorded
+RECORD = "pyalloc run --record out.pya python train.py"  # the next step if nothing was recorded
+ON_ONE_MACHINE = (
+    16  # devices or ranks: with no more of them, one machine is assumed, as torchrun does
 )
-ON_ONE_MACHINE = 16  # devices; ranks, where there are no more: torchrun's default is one machine
-_TEXTS = ("", ".txt", ".md", ".log")  # what -o may end in, each kind of output its own
+_TEXTS = ("", ".txt", ".md", ".log")  # suffixes of -o for text
 _JSON = ".json"
 _PAGES = (".html", ".htm")
-_MOST = 2**31 - 1  # of an argument that is a number
-_AFTER_S = 1.0  # progress is shown from here on
+_MOST = 2**31 - 1  # largest number as an argument
+_AFTER_S = 1.0  # before that no progress is shown
 _EVERY_S = 0.2
-# Controls but for the end of a line, and what turns the direction of writing.
+# Control characters except newline, and those that change the writing direction.
 _OBEYED = re.compile("(\x1b\\[[01]m)|[\0-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_COLUMNS = 80  # where the terminal does not tell
+_COLUMNS = 80  # if the terminal does not tell
 
 
 def quoted(path: Path | str) -> str:
-    """A name as it is typed in a command."""
+    """A file's name, quoted for the shell."""
     return shlex.quote(str(path))
 
 
 def program(notes: dict[str, str]) -> str:
-    """The program that a trace was recorded of, to be typed again; only scripts, for traces come from others too."""
+    """The recorded program's command, to be typed again.  Only for scripts, as a trace may come from somebody else."""
     try:
         words = shlex.split(printable(notes.get("command", "")))
     except ValueError:
@@ -47,7 +47,7 @@ def program(notes: dict[str, str]) -> str:
     rest = iter(words[1:])
     first = ""
     for word in rest:
-        if re.fullmatch(r"-[^\WcmWX]*[WX]", word):  # what comes next is its own
+        if re.fullmatch(r"-[^\WcmWX]*[WX]", word):  # the option takes the next word
             next(rest, None)
         elif not word.startswith("-") or word in ("-c", "-m"):
             first = word
@@ -62,7 +62,7 @@ def program(notes: dict[str, str]) -> str:
 
 
 def ranks(notes: dict[str, str]) -> int:
-    """Processes of the program that a trace was recorded of, as its launcher told them."""
+    """Number of processes of the recorded program, according to its launcher."""
     size = notes.get("world_size", "") if "rank" in notes else ""
     return int(size) if re.fullmatch(r"[1-9]\d{0,5}", size) else 1
 
@@ -112,7 +112,7 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare_output(args: argparse.Namespace, *, has_page: bool = False) -> None:
-    """check_output() of -o, whose suffix says what is written; .json asks for JSON as --json does."""
+    """Checks -o with check_output().  Its suffix says what is written: .json means --json."""
     if args.output is None:
         return
     suffix, wants_page = args.output.suffix.lower(), is_page(args.output)
@@ -129,12 +129,12 @@ def prepare_output(args: argparse.Namespace, *, has_page: bool = False) -> None:
 
 
 def is_page(path: Path | None) -> bool:
-    """Does its name ask for an HTML page?"""
+    """Does the file's suffix ask for an HTML page?"""
     return path is not None and path.suffix.lower() in _PAGES
 
 
 def check_output(path: Path | None, force: bool) -> None:
-    """Raises UsageError where something would be overwritten, or cannot be written: told before the work is done."""
+    """Raises UsageError if a file would be overwritten or cannot be written, before any work is done."""
     if path is None:
         return
     if str(path) == "-":
@@ -147,7 +147,7 @@ def check_output(path: Path | None, force: bool) -> None:
 
 
 def keep_inputs(args: argparse.Namespace) -> None:
-    """Raises UsageError where the output would replace what it is made from, with --force too."""
+    """Raises UsageError if the output would replace an input, even with --force."""
     output, given = getattr(args, "output", None), getattr(args, "file", [])
     for path in map(Path, given if isinstance(given, list) else [given]):
         if output is not None and output.exists() and path.exists() and output.samefile(path):
@@ -155,7 +155,7 @@ def keep_inputs(args: argparse.Namespace) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raises UsageError where no file can be made beside `path`."""
+    """Raises UsageError if no file can be created beside `path`."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
@@ -167,7 +167,7 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
-    """A file under a temporary name, renamed at the end: a file under its name is whole."""
+    """Opens a temporary file and renames it at the end, so that a file of the final name is always complete."""
     check_output(path, force)
     try:
         with files.writing(path) as file:
@@ -177,18 +177,18 @@ def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
 
 
 def printable(text: str) -> str:
-    """Without what a terminal obeys, for names come from files of others; bold stays."""
+    """Removes control sequences, as names may come from other people's files; keeps bold."""
     return _OBEYED.sub(lambda found: found[1] or "?", text)
 
 
 def write(path: Path, text: str | bytes, force: bool) -> None:
-    """The same at once."""
+    """Writes a file as writing() does."""
     with writing(path, force) as file:
         file.write(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
 
 
 def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:
-    """Text, or data as JSON, to where the arguments say; then the next sensible command."""
+    """Writes text, or data as JSON, to where the arguments say; then suggests the next command."""
     content = json.dumps(data, indent=2, default=str) if args.json else printable(text)
     if args.output is not None:
         write(args.output, content + "\n", args.force)
@@ -199,41 +199,41 @@ def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:
 
 
 def tell(args: argparse.Namespace, text: str) -> None:
-    """To the person, beside the output, once that is out: there is no next step where it cannot be written."""
+    """Tells the user something beside the output.  Flushes the output first: if that fails there is no next step."""
     sys.stdout.flush()
     if not args.quiet:
         print(text, file=sys.stderr)
 
 
 def complain(text: str) -> None:
-    """To the person, what is wrong: in columns on a terminal, in one piece where a program looks for it."""
+    """Prints what is wrong: folded on a terminal, on one line otherwise, so that programs can search it."""
     clear()
     lines = printable(text).split("\n")
     print(*(map(folded, lines) if sys.stderr.isatty() else lines), sep="\n", file=sys.stderr)
 
 
 def has_color() -> bool:
-    """Is this a terminal that wants colour?"""
+    """Is the output a terminal with colours?"""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 class Progress:
-    """Rate and remaining time on the terminal, for what takes more than a second."""
+    """Shows rate and remaining time on the terminal for work of more than a second."""
 
     def __init__(
         self, what: str, unit: str = "MB", scale: float = 1e6, *, quiet: bool = False
     ) -> None:
         self.what, self.unit, self.scale = what, unit, scale
         self.begin = self.last = time.monotonic()
-        self.since: tuple[float, int] | None = None  # where what the rate is of began, and its done
+        self.since: tuple[float, int] | None = None  # when the measured part began, and `done` then
         self.done = 0
         self.enabled = not quiet and sys.stderr.isatty()
 
     def __call__(self, done: int, total: int) -> bool:
-        """So much is done; always True: go on."""
+        """Notes that so much is done; returns True: go on."""
         now = time.monotonic()
         if self.since is None or done < self.done:
-            self.since = now, done  # or anew: of several replays, each tells of itself
+            self.since = now, done  # first call, or the next of several replays
         self.done = done
         if self.enabled and now - self.begin > _AFTER_S and now - self.last > _EVERY_S and done:
             self.last = now
@@ -243,7 +243,7 @@ class Progress:
         return True
 
     def _pace(self, now: float, total: int) -> str:
-        """Rate and remaining time, once there are."""
+        """Rate and remaining time, as soon as they are known."""
         begin, before = self.since or (now, 0)
         rate = (self.done - before) / max(now - begin, 1e-3)
         if not rate:
@@ -256,11 +256,11 @@ class Progress:
         clear()
 
 
-_shown = ""  # in place, on the terminal
+_shown = ""  # the line on the terminal that is replaced in place
 
 
 def show_in_place(text: str) -> None:
-    """On the terminal, in place of what is shown there; a line too long would begin another, which stays."""
+    """Replaces the line shown on the terminal.  Cuts it to the width: a wrapped line could not be replaced."""
     global _shown
     _shown = text
     try:
@@ -272,6 +272,6 @@ def show_in_place(text: str) -> None:
 
 
 def clear() -> None:
-    """What is shown in place goes; whatever was to do so may have ended by an error, or by Ctrl-C."""
+    """Clears the line shown in place, also after an error or Ctrl-C ended its owner."""
     if _shown:
         show_in_place("")

@@ -1,4 +1,4 @@
-"""From torch's memory snapshots to trace events: the one place that knows both."""
+"""Converts torch's memory snapshots to trace events: the one place that knows both formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 NAMES: dict[int, str] = {number: name for name, number in KINDS.items()}
 Pool = tuple[int, int]
-# start, end, stream, is it an expandable segment's?, the private pool
+# start, end, stream, is it part of an expandable segment?, private pool
 Range = tuple[int, int, int, bool, Pool]
 _NO_POOL = (0, 0)
 ALLOCATED, PENDING = "active_allocated", "active_pending_free"  # states of blocks
@@ -27,13 +27,13 @@ _TAKES_MEMORY = ("segment_alloc", "segment_map")
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
 _TELL_EVERY = 10_000  # entries
-_MOST_GAPS = 10  # told one by one
-_MAX_FRAMES = 256  # with C++ frames the program's own line comes late
+_MOST_GAPS = 10  # listed one by one
+_MAX_FRAMES = 256  # many, because C++ frames precede the program's own line
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What happened beside the allocator.  kind: a name of KINDS."""
+    """An event from outside the allocator.  kind: a name in KINDS."""
 
     time_ns: int
     kind: str
@@ -51,39 +51,39 @@ class EventWriter:
     writer: _core.TraceWriter
     strings: dict[str, int] = field(default_factory=dict)
     frames: dict[tuple[int, str, str, int], int] = field(default_factory=dict)
-    # Stacks of the snapshot that is being written, by its objects: it keeps them alive.
+    # Stacks by the ids of their frames in the snapshot that is being written, which keeps the frames alive.
     seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     n_events: int = 0
     last_ns: int = 0
-    # By device: the private pool requests go to now, and those that have a user.
+    # By device: the private pool that requests go to now; and the pools that have a user.
     routed: dict[int, Pool] = field(default_factory=dict)
     used: set[tuple[int, Pool]] = field(default_factory=set)
-    # Of a snapshot of pyalloc, which joins pages of a pool by taking them out and putting them back as one: what pools
-    # that began in it hold.
+    # For snapshots of pyalloc, which joins pages by unmapping them and mapping them again as one: `held` has the bytes
+    # of pools that began in the snapshot.
     joins_pages: bool = False
-    has_stacks: bool = True  # False: none are written, whoever else wants them
+    has_stacks: bool = True  # False: writes none, even if the snapshot has some
     emptying: set[int] = field(default_factory=set)  # devices whose cache is being emptied
     held: dict[tuple[int, Pool], int] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)  # events between which some are lost
-    told_gap: tuple[str, str] = ("", "")  # how many, and between which
+    gaps: list[tuple[int, int]] = field(default_factory=list)  # events with lost ones between
+    told_gap: tuple[str, str] = ("", "")  # how many are lost, and where
 
     def string(self, text: str) -> int:
-        """Number of a text; 0 for none."""
+        """The number of a text; 0 for ""."""
         if not text:
             return 0
         number = self.strings.get(text)
         if number is None:
-            # Names of files and arguments need not be UTF-8; Python has surrogates for the rest.
+            # File names and arguments need not be UTF-8: Python turns other bytes into surrogates.
             plain = text.encode(errors="backslashreplace").decode()
             number = self.strings[text] = self.writer.string(plain)
         return number
 
     def stack(self, frames: Sequence[Entry] | None) -> int:
-        """Number of a stack given innermost first, as torch does; 0 for none."""
+        """The number of a stack, given innermost frame first as in torch; 0 for no stack."""
         if not frames or not self.has_stacks:
             return 0
         kept = frames[:_MAX_FRAMES]
-        same = tuple(map(id, kept))  # torch has one object for each frame
+        same = tuple(map(id, kept))  # torch reuses one object per frame
         number = self.seen.get(same)
         if number is None:
             number = self.seen[same] = self._stack(kept)
@@ -102,10 +102,10 @@ class EventWriter:
         return number
 
     def entry(self, entry: Entry, device: int) -> None:
-        """One entry of torch's device_traces."""
+        """Writes one entry of torch's device_traces."""
         action = str(entry["action"])
         kind = KINDS["label"] if action == "annotate" else KINDS.get(action)
-        if kind is None:  # whatever newer versions add
+        if kind is None:  # added by a newer torch
             return
         is_oom = action == "oom"
         time_ns = int(entry.get("time_us", 0)) * 1000
@@ -141,7 +141,7 @@ class EventWriter:
     def _empty_cache(
         self, action: str, frames: Sequence[Entry] | None, device: int, time_ns: int
     ) -> None:
-        """The program gave the cache back, which no entry says; without it replays would keep it."""
+        """Adds an event for empty_cache(), which has no entry: without it replays would keep the cache."""
         if action not in ("segment_free", "segment_unmap"):
             self.emptying.discard(device)
         elif device not in self.emptying and any(
@@ -152,7 +152,7 @@ class EventWriter:
             self.event(KINDS["empty_cache"], device=device, time_ns=time_ns)
 
     def route(self, device: int, pool: Pool, time_ns: int) -> None:
-        """The device's requests go to that pool from here on, as torch's entries tell only by each block."""
+        """Sends the device's requests to that pool from here on; torch's entries only name the pool of each block."""
         before = self.routed.get(device, _NO_POOL)
         if pool == before:
             return
@@ -161,12 +161,12 @@ class EventWriter:
             self._pool_event("pool_end", device, before, time_ns)
         if pool != _NO_POOL:
             self._pool_event("pool_begin", device, pool, time_ns)
-            if (device, pool) in self.used:  # each begin is a user; the first stands for all
+            if (device, pool) in self.used:  # each begin adds a user; keep one
                 self._pool_event("pool_release", device, pool, time_ns)
             self.used.add((device, pool))
 
     def _unused(self, device: int, pool: Pool, time_ns: int) -> None:
-        """Memory of it was given back, which torch does once nobody uses the pool."""
+        """Ends the pool's use: some of its memory was released, which torch only does when nobody uses the pool."""
         if (device, pool) in self.used:
             if self.routed.get(device) == pool:
                 self.route(device, _NO_POOL, time_ns)
@@ -174,7 +174,7 @@ class EventWriter:
             self._pool_event("pool_release", device, pool, time_ns)
 
     def _hold(self, action: str, device: int, pool: Pool, size: int, time_ns: int) -> None:
-        """A pool that holds nothing once its pages are where they go has no user."""
+        """Counts the pages of a pool.  If it has none left once a sequence of moves is over, it has no user."""
         if not action.startswith("segment_"):
             for key in [key for key, held in self.held.items() if held == 0 and key[0] == device]:
                 del self.held[key]
@@ -191,13 +191,13 @@ class EventWriter:
             self.route(device, _NO_POOL, self.last_ns)
 
     def row(self, mark: Mark) -> Row:
-        """A mark in numbers, to be written later."""
+        """A mark as numbers, to be written later."""
         text = self.string(mark.text)
         kind = KINDS[mark.kind]
         return mark.time_ns, kind, text, mark.arg, mark.addr, mark.bytes, mark.device
 
     def mark(self, mark: Mark) -> None:
-        """A mark."""
+        """Writes a mark."""
         self._write_row(self.row(mark))
 
     def _write_row(self, row: Row) -> None:
@@ -205,16 +205,16 @@ class EventWriter:
         self.event(kind, addr=addr, bytes=size, device=device, arg=arg, text=text, time_ns=time_ns)
 
     def event(self, kind: int, *, time_ns: int, **fields: int) -> None:
-        """One event; time never goes back."""
+        """Writes one event; its time is never before the last one's."""
         self.last_ns = max(self.last_ns, time_ns)
         self.writer.event(kind, time_ns=self.last_ns, **fields)
         self.n_events += 1
 
     def gap(self, first: int, lost: int, time_ns: int) -> None:
-        """Between that event and here some are not there; lost: that is known of, so far."""
+        """Notes that events are missing between event `first` and here; lost: the number known so far."""
         if self.gaps and self.gaps[-1][1] >= first:
             first = self.gaps.pop()[0]
-        # Its own notes are of the next move, which may have lost some too.
+        # The two notes written below belong to the next move, which may lose events, too.
         self.gaps.append((first, self.n_events + 2))
         told = [f"{begin:,} and {end:,}" for begin, end in self.gaps[:_MOST_GAPS]]
         more = len(self.gaps) - len(told)
@@ -228,9 +228,9 @@ class EventWriter:
         marks: list[Row],
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Entries of all devices and marks, in order of time.
+        """Writes the entries of all devices and the marks, in order of time.
 
-        torch's times are whole microseconds: a mark is put in the middle of its own.
+        torch's times are whole microseconds: a mark is placed in the middle of its microsecond.
 
         progress: called with entries done and entries in all.
         """
@@ -255,7 +255,7 @@ class EventWriter:
         self.seen.clear()
 
     def state(self, segments: list[Entry], time_ns: int) -> None:
-        """Segments and live blocks as if they were made now."""
+        """Writes segments and live blocks as if they were allocated now."""
         self.seen.clear()
         has_pools = any(_pool(each.get("segment_pool_id")) != _NO_POOL for each in segments)
         for segment in segments:
@@ -270,7 +270,7 @@ class EventWriter:
                 time_ns=time_ns,
             )
             pool = _pool(segment.get("segment_pool_id"))
-            if has_pools:  # nothing of it need be in use; neighbours may be of another
+            if has_pools:  # it may be empty, and its neighbours in another pool
                 self.route(int(segment.get("device", 0)), pool, time_ns)
                 self.event(
                     KINDS["segment_pool"],
@@ -304,21 +304,21 @@ class EventWriter:
                     time_ns=time_ns,
                 )
             if block["state"] == PENDING:
-                # Its end is not told: one of nothing says that such ends are.
+                # The block's own free_completed will follow; this one, of address 0, says that the trace has them.
                 self.event(KINDS["free_completed"], addr=0, device=device, time_ns=time_ns)
                 freed = KINDS["free_requested"]
                 self.event(freed, addr=address, device=device, time_ns=time_ns)
 
 
 def _label(entry: Entry) -> str:
-    """What the program calls what it asked for: its metadata, else the region torch.compile made."""
+    """The program's name for a request: its metadata, else torch.compile's region."""
     region = str(entry.get("compile_context") or "N/A")
     text = str(entry.get("user_metadata") or "") or (region if region != "N/A" else "")
     return text[:_MOST_LABEL]
 
 
 def _pool(told: Sequence[int] | None) -> Pool:
-    """A private pool's number; older versions of torch tell none with their entries."""
+    """A private pool's id; entries of older torch versions have none."""
     if not told:
         return _NO_POOL
     first, second = told
@@ -331,7 +331,7 @@ def _timed(device: int, trace: list[Entry]) -> Iterator[tuple[int, int, Entry]]:
 
 
 def with_frees(trace: list[Entry]) -> list[Entry]:
-    """The trace; where torch was told to skip free_requested, free_completed ends blocks in its place."""
+    """The trace; if torch was told to skip free_requested, its free_completed entries replace them."""
     actions = {entry["action"] for entry in trace}
     if "free_requested" in actions or "free_completed" not in actions:
         return trace
@@ -342,13 +342,14 @@ def with_frees(trace: list[Entry]) -> list[Entry]:
 
 
 def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list[Entry], int]:
-    """The segments and live blocks at the beginning of the traces, from those at their end.
+    """The segments and live blocks at the beginning of the traces, computed back from those at their end.
 
-    Blocks made within a trace are left out, blocks freed within it are put back (with the size their free tells and
-    without frames); segments likewise.  What had been freed, and waited for other streams to the end, did so already.
+    Removes blocks that were allocated within a trace, and restores those freed within it, with the size in their free
+    and without frames; segments likewise.  A block that is pending at the end was already pending, unless the trace
+    frees it.
 
     Returns:
-        They, and how many entries say what cannot be: others are missing.
+        Both, and the number of entries that are impossible because others are missing.
     """
     n_wrong = 0
     live: dict[tuple[int, int], Entry] = {}
@@ -417,7 +418,7 @@ def _undo(
 
 
 def cut(ranges: list[Range], start: int, end: int) -> None:
-    """Takes a range out of the others, which are sorted and stay so."""
+    """Cuts [start, end) out of sorted ranges, which stay sorted."""
     first = last = bisect_left(ranges, start, key=lambda piece: piece[0])
     if first > 0 and ranges[first - 1][1] > start:
         first -= 1
