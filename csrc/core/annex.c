@@ -1,15 +1,15 @@
 /* Annexation.  Floor 7. */
 #include "annex.h"
 
-/* Runs looked at per arena, and blocks per stretch: what keeps a miss bounded.  At least so many pages change
- * hands at once where they lie side by side. */
+/* Limits of the runs examined in each arena and the blocks in each stretch, so that the cost of a miss is bounded;
+ * and the least number of adjacent pages to take over at once. */
 #ifdef PYA_TEST_TINY
 enum { ANNEX_TRIES = 4, ANNEX_BLOCKS = 4, ANNEX_PAGES = 2 };
 #else
 enum { ANNEX_TRIES = 64, ANNEX_BLOCKS = 64, ANNEX_PAGES = 128 };
 #endif
 
-/* Free memory side by side in one range: own runs whole, others from their first to their last whole grain. */
+/* Adjacent free memory in one range: own runs whole, others from their first to their last whole grain. */
 struct stretch {
     struct pya_block *first;
     pya_dptr start;
@@ -17,13 +17,13 @@ struct stretch {
     size_t n_blocks;
 };
 
-/* The page at addr of a run, which begins there. */
+/* The page of a run that begins at addr. */
 static const struct pya_page *
 page_at(const struct pya_block *run, pya_dptr addr) {
     return &run->arena->card->pages.items[pya_range_page(run->range, addr)];
 }
 
-/* The first grain's start at or above a page's start in the run, or its end. */
+/* Start of the first grain at or above a page's start in the run; or the run's end. */
 static pya_dptr
 grain_start(const struct pya_block *run, pya_dptr addr, pya_dptr end) {
     const struct pya_page *page = page_at(run, addr);
@@ -41,7 +41,7 @@ run_start(const struct pya_arena *arena, const struct pya_block *run) {
     return start < end ? grain_start(run, start, end) : start;
 }
 
-/* Where the last grain ends that begins in the run and is whole. */
+/* End of the last whole grain in the run. */
 static pya_dptr
 run_end(const struct pya_arena *arena, const struct pya_block *run) {
     pya_dptr start = run_start(arena, run);
@@ -58,14 +58,14 @@ run_end(const struct pya_arena *arena, const struct pya_block *run) {
     return n * PYA_PAGE < end - start ? end - n * PYA_PAGE : start;
 }
 
-/* A run of another stream that has finished with it, or of the arena itself. */
+/* Is it a run of the arena itself, or of another stream that has finished with it? */
 static bool
 run_may_join(const struct pya_arena *arena, const struct pya_block *run) {
     return pya_arena_may_use(arena, run) &&
            (run->arena == arena || run_start(arena, run) < run_end(arena, run));
 }
 
-/* As far as free memory goes on to both sides of a run. */
+/* Extends from a run in both directions as far as free memory continues. */
 static struct stretch
 stretch_around(const struct pya_arena *arena, struct pya_block *run) {
     struct stretch s = {run, run_start(arena, run), run_end(arena, run), 1};
@@ -86,11 +86,11 @@ stretch_around(const struct pya_arena *arena, struct pya_block *run) {
     return s;
 }
 
-/* The smallest stretch that is large enough; first NULL: none. */
+/* The smallest stretch that is large enough; first == NULL: none. */
 static struct stretch
 annex_find(struct pya_arena *arena, size_t bytes) {
     struct stretch best = {0};
-    size_t most = SIZE_MAX; /* runs from here on make longer stretches than the best */
+    size_t most = SIZE_MAX; /* runs from this size on make longer stretches than the best one */
     for (struct pya_arena *from = arena->card->common; from != NULL; from = from->next_common) {
         if (from == arena || from->small_fit != NULL || from->free_pages == 0) {
             continue;

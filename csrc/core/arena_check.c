@@ -26,7 +26,7 @@ arena_check_pages(const struct pya_arena *arena, const struct pya_range *range) 
     return n_wrong;
 }
 
-/* A grain changes streams as a whole. */
+/* A grain belongs to one arena as a whole. */
 static size_t
 arena_check_grains(const struct pya_arena *arena, const struct pya_range *range) {
     size_t n_wrong = 0;
@@ -42,7 +42,7 @@ arena_check_grains(const struct pya_arena *arena, const struct pya_range *range)
     return n_wrong;
 }
 
-/* The arena's free runs, in whatever range they lie: streams take over stretches of each other's. */
+/* Sums the arena's free runs, in any range: streams take over parts of each other's ranges. */
 struct sum {
     size_t n_free;
     size_t bytes;

@@ -1,4 +1,4 @@
-/* What came to an arena and what left it: the pool's own count, segments, the trace.  Floor 6. */
+/* Counts what is added to and removed from an arena: the pool's own count, segments, the trace.  Floor 6. */
 #include "arena.h"
 
 static void

@@ -1,9 +1,9 @@
-/* What of an arena other streams are done with.  Floor 6. */
+/* Which memory of an arena other streams have finished with.  Floor 6. */
 #include "arena.h"
 
 #include "debug.h"
 
-/* Up to so many streams are asked whenever there is something to learn. */
+/* Up to this number of streams, all are queried whenever there is something to learn. */
 #ifdef PYA_TEST_TINY
 enum { IDLE_FENCES_PER_REQUEST = 4 };
 #else
@@ -35,7 +35,7 @@ pya_givers_review(struct pya_card *card) {
     }
 }
 
-/* Returns the stream that still has to pass, when it is the only one. */
+/* Returns the stream that still has to pass if it is the only one. */
 static const struct pya_fence *
 card_pass_fences(struct pya_card *card) {
     struct pya_fence *last = NULL;
@@ -48,7 +48,7 @@ card_pass_fences(struct pya_card *card) {
     for (struct pya_arena *arena = pya_givers(card); arena != NULL;
          arena = pya_givers_next(arena)) {
         PYA_STEP();
-        if (n_open == 0) { /* more may be known since the device was waited for */
+        if (n_open == 0) { /* a wait for the device may have told more since */
             arena->idle_seq =
                 arena->fence_seq > arena->idle_seq ? arena->fence_seq : arena->idle_seq;
         } else {
@@ -62,13 +62,13 @@ card_pass_fences(struct pya_card *card) {
 static bool
 arena_has_news(const struct pya_arena *arena) {
     if (arena->pool != NULL && arena->pool->n_users > 0) {
-        return false; /* what others may have of it was waited for */
+        return false; /* what others may take of it has been waited for */
     }
     return (arena->card->are_fences_open ? arena->fence_seq : arena->idle_seq) != arena->seq;
 }
 
-/* Is a round of records worth while?  *waits: for memory freed after its stream was destroyed, which a stream with the same
- * handle may use that the card never heard of: no event tells of it, so all is waited for, ever more rarely. */
+/* Is a round of records worthwhile?  *waits: memory was freed after its stream was destroyed.  A stream with the same
+ * handle, unknown to the card, may use it, and no event covers that; so all work is waited for, ever more rarely. */
 static bool
 card_has_news(struct pya_card *card, bool *waits) {
     bool has_news = false;
@@ -82,7 +82,7 @@ card_has_news(struct pya_card *card, bool *waits) {
     return has_news || *waits;
 }
 
-/* Each stream is asked by calls of its own; many are not asked at every request. */
+/* Querying takes calls for each stream, so many streams are not queried at every request. */
 static bool
 card_may_ask(const struct pya_card *card) {
     return pya_card_requests(card) - card->fenced_at >= card->n_fences / IDLE_FENCES_PER_REQUEST;
@@ -95,8 +95,8 @@ live_mark(void *arg, struct pya_block *block) {
     arena->fence->holds_blocks = arena->fence->holds_blocks || arena->pool == NULL;
 }
 
-/* All was waited for: foreign streams without live blocks have nothing left that others could want.  Those of a pool stay
- * the pool's, until all is waited for. */
+/* All work was waited for: forgets foreign streams without live blocks, whose memory others may now have.  Streams of
+ * a pool are kept until everything is waited for. */
 static void
 card_bury_foreign(struct pya_card *card) {
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
@@ -114,10 +114,10 @@ void
 pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     bool waits;
     if (card->n_active > 0) {
-        return; /* a capture may be under way, which forbids asking */
+        return; /* a capture may be in progress, which forbids queries */
     }
     const struct pya_fence *last = card->are_fences_open ? card_pass_fences(card) : NULL;
-    /* All but the taker are through: it may as well know about what was freed since. */
+    /* All streams except the taker have passed: include what was freed since. */
     bool is_round_over =
         !card->are_fences_open || (last != NULL && taker != NULL && last->stream == taker->stream);
     if (!is_round_over || !card_may_ask(card) || !card_has_news(card, &waits)) {
@@ -149,7 +149,7 @@ void
 pya_card_note_wait(struct pya_card *card) {
     struct pya_arena *arena = card->common;
     if (pya_fences_foreign(card) != NULL) {
-        return; /* it may be another device's */
+        return; /* it may belong to another device */
     }
     pya_card_unpark(card);
     for (; arena != NULL; arena = arena->next_common) {
@@ -157,7 +157,7 @@ pya_card_note_wait(struct pya_card *card) {
     }
 }
 
-/* While nothing was left marks are not kept up to date. */
+/* Marks are not kept up to date while the arena has no left pages, so they are cleared. */
 static void
 arena_unmark(struct pya_arena *arena) {
     struct pya_page *items = arena->card->pages.items;

@@ -1,4 +1,4 @@
-/* Pools of a special kind: their own source of memory, blocks claimed at their addresses, peers.  Floor 12. */
+/* Special pools and access: a pool's own source of memory, blocks claimed at their addresses, peers.  Floor 12. */
 #include "heap.h"
 #include "import.h"
 #include "pool.h"
@@ -12,7 +12,7 @@ pool_has_arena(const struct pya_card *card, const struct pya_pool *pool) {
     return arena != NULL;
 }
 
-/* The pool while it has no memory, its card LOCKED; NULL and no lock otherwise. */
+/* Finds the pool if it has no memory yet, with its card LOCKED; otherwise NULL and no lock. */
 static struct pya_pool *
 pool_begin_new(struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **out) {
     struct pya_pool *pool;
@@ -94,7 +94,7 @@ card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim 
     struct pya_pool *pool = pya_pool_find(card, id);
     struct pya_arena *arena = card->arenas;
     if (claim->bytes == 0 || (claim->addr | claim->bytes) % PYA_ALIGN != 0) {
-        return PYA_E_INVAL; /* never was a block */
+        return PYA_E_INVAL; /* was never a block */
     }
     while (arena != NULL && (arena->pool != pool || arena->stream != claim->stream)) {
         arena = arena->next;
@@ -130,7 +130,7 @@ pya_pool_claim(
     return st;
 }
 
-/* Everything that is mapped, for one more peer. */
+/* Gives one more peer access to everything mapped in a range. */
 static pya_status
 range_open_peer(struct pya_card *card, int peer, const struct pya_range *range) {
     for (size_t s = 0; s < range->n_slots; s++) {
@@ -167,7 +167,7 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
     struct pya_card *card;
     pya_status st = pya_heap_card(heap, device, &card);
     if (st != PYA_OK || !pya_card_has_vmm(card)) {
-        return st; /* plain memory is opened by cudaDeviceEnablePeerAccess, which is the caller's */
+        return st; /* plain memory: the caller uses cudaDeviceEnablePeerAccess */
     }
     pya_lock_acquire(&card->lock);
     st = pya_device_set_peer(card->dev, peer, true);
@@ -177,7 +177,7 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
         st = arena_open_peer(card, peer, arena);
     }
     st = st == PYA_OK ? pya_imports_open_peer(card, peer) : st;
-    if (is_set && st != PYA_OK) { /* else the device could not open its own new memory any more */
+    if (is_set && st != PYA_OK) { /* else the device could not open its own new memory */
         (void)!pya_device_set_peer(card->dev, peer, false);
     }
     pya_lock_release(&card->lock);

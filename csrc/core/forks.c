@@ -1,7 +1,7 @@
-/* Forked children: which heaps are their parent's, and what of them may be looked at.  Floor 12.
+/* Forked children: which heaps belong to their parent, and what of them may be read.  Floor 12.
  *
- * A child has one thread.  A lock that another thread of the parent held is never released there, and what that thread was
- * changing is half changed; so the child forgets such cards the moment it begins, while it is alone. */
+ * A child has a single thread.  A lock that another thread of the parent held is never released there, and what that
+ * thread was changing is half changed.  So the child forgets such cards as it starts, while it is alone. */
 #include <pthread.h>
 
 #include "heap.h"
@@ -9,7 +9,7 @@
 uint32_t pya_n_forks;
 static pthread_once_t watch_once = PTHREAD_ONCE_INIT;
 static struct pya_lock heaps_lock;
-static struct pya_heap *heaps; /* all; one store links or unlinks, so a child finds it whole */
+static struct pya_heap *heaps; /* all; one store links or unlinks, so a child finds a valid list */
 
 static bool
 lock_was_held(struct pya_lock *lock) {
@@ -20,7 +20,7 @@ lock_was_held(struct pya_lock *lock) {
 
 static void
 heap_forget_torn(struct pya_heap *heap) {
-    (void)lock_was_held(&heap->lock); /* a card that was being opened is not there yet */
+    (void)lock_was_held(&heap->lock); /* a card that was being opened is not in the table yet */
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_cards_get(&heap->cards, i);
         if (card == NULL) {

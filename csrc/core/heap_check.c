@@ -3,7 +3,7 @@
 
 #include "heap.h"
 
-/* Sums over the live map, to hold against the card's own counts. */
+/* Sums over the live map, to compare with the card's own counts. */
 struct live_sum {
     size_t n;
     size_t bytes;
@@ -26,7 +26,7 @@ card_violation(const struct pya_card *card, const char *what, size_t found, size
     return 1;
 }
 
-/* What is at home in a range of a private pool, and how much of it small requests made. */
+/* Bytes at home in a range of a private pool, and how many of them small requests created. */
 static void
 range_add(
     const struct pya_card *card, const struct pya_range *range, size_t bytes[PYA_N_STAT_POOLS]) {

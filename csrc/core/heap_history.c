@@ -1,4 +1,4 @@
-/* History: from start to stop, on all cards.  Floor 12. */
+/* Starting and stopping history on all cards.  Floor 12. */
 #include <stdlib.h>
 
 #include "heap.h"

@@ -1,4 +1,4 @@
-/* What is asked of a heap besides memory: errors, streams it does not know, whose an address is, statistics.  Floor 12. */
+/* Queries of a heap besides memory: errors, foreign streams, the owner of an address, statistics.  Floor 12. */
 #include <string.h>
 
 #include "fence.h"
@@ -14,7 +14,7 @@ pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error
     }
 }
 
-/* Of two streams that capture for one pool, that on which the pool began tells how long. */
+/* If several streams capture for one pool, the stream on which the pool began tells how long the capture lasts. */
 static pya_stream
 card_origin(struct pya_card *card, pya_stream stream) {
     const struct pya_pool *pool = card->n_active > 0 ? pya_pool_route(card, stream) : NULL;
@@ -25,7 +25,7 @@ bool
 pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device) {
     struct pya_card *own;
     bool is_known = false;
-    (void)!pya_heap_card(heap, device, &own); /* opens it: it may have to be waited for */
+    (void)!pya_heap_card(heap, device, &own); /* opens it, to wait for it later */
     for (int i = 0; i < PYA_MAX_DEVICES && !pya_heap_is_forked(heap); i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
@@ -82,7 +82,7 @@ pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees) {
     }
 }
 
-/* Everything a card keeps on the host for its memory. */
+/* All host memory that a card uses to manage its device memory. */
 static size_t
 card_host_bytes(const struct pya_card *card) {
     size_t bytes = card->blocks.host_bytes + card->uses.host_bytes +
@@ -160,7 +160,7 @@ pya_stats_bytes(struct pya_heap *heap, int device, size_t *allocated, size_t *re
     return PYA_OK;
 }
 
-/* Those of its private pools too. */
+/* Also resets the statistics of its private pools. */
 static pya_status
 stats_reset(
     struct pya_heap *heap, int device, void (*reset)(struct pya_stats *),
@@ -172,7 +172,7 @@ stats_reset(
     struct pya_card *card = pya_heap_open_card(heap, device);
     if (card != NULL) {
         pya_lock_acquire(&card->lock);
-        pya_card_unpark(card); /* what was freed before is counted before */
+        pya_card_unpark(card); /* so that earlier frees are counted before the reset */
         reset(&card->stats);
         for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
             for (int i = 0; i < PYA_N_STAT_POOLS; i++) {

@@ -24,7 +24,7 @@ pya_action_name(enum pya_action action) {
     return (unsigned)action < PYA_N_ACTIONS ? names[action] : "unknown";
 }
 
-/* Room for one more; false when the ring is full or host memory is short. */
+/* Makes room for one more entry.  False: the ring is full, or host memory is short. */
 static bool
 history_grow(struct pya_history *history) {
     if (history->n_items < history->n_room) {
@@ -53,8 +53,8 @@ history_drop(struct pya_history *history, struct pya_entry *entry) {
     }
 }
 
-/* Asked for once: a call of the system for each entry would double what one takes.  A child that was forked keeps its
- * parent's number, but no history goes on there. */
+/* Queried once per thread: a system call for each entry would double its cost.  A forked child keeps its parent's
+ * number, but no history is recorded there. */
 static uint32_t
 thread_number(void) {
     static _Thread_local uint32_t number;
@@ -72,7 +72,7 @@ pya_history_add(
         return;
     }
     struct pya_entry *entry;
-    /* Only a ring that never wrapped may grow: its entries lie in order from 0. */
+    /* Only a ring that never wrapped may grow: its entries are in order from 0. */
     if (history->first == 0 && history_grow(history)) {
         entry = &history->items[history->n_items++];
     } else if (history->n_items > 0) {
@@ -137,7 +137,7 @@ pya_history_clear(struct pya_history *history) {
     history->n_lost = 0;
 }
 
-/* In order from 0 again: only then it may grow. */
+/* Puts the entries in order from 0 first; only then may the ring grow. */
 void
 pya_history_resize(struct pya_history *history, size_t max_entries) {
     size_t n = history->n_items < max_entries ? history->n_items : max_entries;

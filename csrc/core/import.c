@@ -23,7 +23,7 @@ import_map_next(
     }
     st = pya_device_map(card->dev, import->base + import->n_mapped * PYA_PAGE, page, n);
     import->n_mapped += st == PYA_OK ? n : 0;
-    /* The mapping keeps the page; one that is not mapped goes with this. */
+    /* A mapping keeps the page alive; without one, this frees the page. */
     pya_status released = pya_device_page_release(card->dev, page);
     import->held = released == PYA_OK ? 0 : page;
     return st == PYA_OK ? released : st;
@@ -85,7 +85,7 @@ pya_status
 pya_imports_open_peer(struct pya_card *card, int peer) {
     pya_status st = PYA_OK;
     for (const struct pya_import *i = card->imports; i != NULL && st == PYA_OK; i = i->next) {
-        if (i->n_mapped == i->n_pages) { /* else it is on its way out */
+        if (i->n_mapped == i->n_pages) { /* otherwise it is being removed */
             st = pya_device_open_peer(card->dev, peer, i->base, i->n_pages * PYA_PAGE);
         }
     }

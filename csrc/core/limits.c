@@ -1,4 +1,4 @@
-/* How much memory a device or a pool may hold, and how much it keeps.  Floor 12. */
+/* How much memory a device or a pool may hold, and how much is kept.  Floor 12. */
 #include "fence.h"
 #include "heap.h"
 #include "lay.h"
@@ -34,7 +34,8 @@ pya_set_fraction(struct pya_heap *heap, int device, double fraction) {
     if (pya_heap_is_forked(heap)) {
         return PYA_E_FORKED;
     }
-    /* To open the card would make the device's context, which a program that never uses the device does without. */
+    /* Do not open the card here: that would create the device's context, which a program that never uses the device
+     * can do without. */
     pya_lock_acquire(&heap->lock);
     const bool is_open = pya_cards_get(&heap->cards, device) != NULL;
     if (!is_open) {
@@ -66,7 +67,7 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) 
     }
     size_t missing = bytes > card->reserved_bytes ? bytes - card->reserved_bytes : 0;
     if (missing > card->caps.total_bytes) {
-        st = PYA_E_NOMEM; /* before any list as long as the request is made */
+        st = PYA_E_NOMEM; /* before a list as long as the request is allocated */
     } else if (missing > 0) {
         st = pya_lay_arena(card, NULL, stream, &arena);
         if (st == PYA_OK) {
@@ -84,13 +85,13 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) 
 
 /* ---- giving back ---- */
 
-/* Of what is to be left and what is kept for good the larger. */
+/* The larger of what the caller leaves and what pya_reserve() keeps. */
 static size_t
 card_left(const struct pya_card *card, size_t bytes_left) {
     return bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
 }
 
-/* What is free in a pool in use stays there, but for what it has not touched since a wait. */
+/* Free memory of a pool in use stays there, except what it has not touched since a wait. */
 static bool
 arena_has_spare(const struct pya_arena *arena) {
     const bool may_go = pya_pool_is_open(arena) || arena->has_left;
@@ -104,7 +105,8 @@ arena_has_spare(const struct pya_arena *arena) {
     return s != NULL;
 }
 
-/* Is there anything that could go, now or once the device was waited for?  What the device refused to take is tried again. */
+/* Could anything be given back, now or after a wait for the device?  This includes what the device refused to take
+ * earlier. */
 static bool
 card_has_spare(struct pya_card *card) {
     size_t n_at_home = 0;
@@ -120,7 +122,7 @@ card_has_spare(struct pya_card *card) {
     return card->n_pending > 0 || n_at_home < card->pages.n_live;
 }
 
-/* Everything that is free is idle then.  is_idle: it was waited for without the lock, and is the same since. */
+/* Makes all free memory idle.  is_idle: the device was waited for without the lock, and nothing was freed since. */
 static pya_status
 card_wait(struct pya_card *card, bool is_idle) {
     pya_status st = pya_pending_sync(card);
@@ -133,7 +135,8 @@ card_wait(struct pya_card *card, bool is_idle) {
     return st;
 }
 
-/* A capture, also one on another device whose stream a freed block waits for, is no failure: nothing is given back now. */
+/* A capture is not a failure, even one on another device whose stream a freed block waits for: nothing is given back
+ * now. */
 static pya_status
 card_wait_result(pya_status st) {
     return st == PYA_E_CAPTURE ? PYA_OK : st;
@@ -157,15 +160,15 @@ card_give_back(
     return st;
 }
 
-/* Everything, or part of it: then what is least likely to be needed again goes first.  !has_spare: there was nothing that
- * could go, and nobody waits. */
+/* Gives back everything, or a part: then first what is least likely to be needed again.  !has_spare: nothing could be
+ * given back, and no wait is needed. */
 static pya_status
 card_trim(struct pya_card *card, size_t bytes_left, bool has_spare, bool is_idle) {
     const size_t left = card_left(card, bytes_left);
     if (pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
-    /* torch counts the waits of empty_cache() only. */
+    /* torch counts only the waits of empty_cache(). */
     card->stats.scalar[PYA_STAT_num_sync_all_streams] += bytes_left == 0;
     if (card->reserved_bytes > left && has_spare) {
         pya_status st = card_wait(card, is_idle);
@@ -177,20 +180,21 @@ card_trim(struct pya_card *card, size_t bytes_left, bool has_spare, bool is_idle
         }
     }
     if (card->reserved_bytes <= left || !has_spare) {
-        pya_pools_sweep(card); /* requests of others may have taken the last of their memory */
+        pya_pools_sweep(card); /* other threads' requests may have taken the last of their memory */
         return PYA_OK;
     }
     const size_t excess = left == 0 ? SIZE_MAX : card->reserved_bytes - left;
     return card_give_back(card, PYA_TRIM_OPEN, NULL, excess);
 }
 
-/* A graph has the addresses of its pool in its kernels, whatever is free at them. */
+/* A graph's kernels contain addresses of its pool, even where the memory is free now. */
 static bool
 pool_may_be_trimmed(const struct pya_pool *pool) {
     return pool != NULL && pool->n_users == 0;
 }
 
-/* What of a pool nobody uses may go: where others may have its pages, not what is kept for good. */
+/* How much of an unused pool's memory may be given back: not what pya_reserve() keeps, if others may have the pool's
+ * pages. */
 static size_t
 card_spare(const struct pya_card *card, const struct pya_pool *pool) {
     if (card->keep_bytes == 0 || pya_pool_is_plain(pool) || !pya_card_has_vmm(card)) {
@@ -209,8 +213,8 @@ card_trim_pool(struct pya_card *card, const struct pya_pool *pool, bool is_idle)
                         : card_wait_result(st);
 }
 
-/* Of the locked card's memory what lies in one pool, or (NULL) what is open until bytes_left are reserved.  Waits for the
- * device without the lock, which it gives up, and looks again at what there is. */
+/* Gives back memory of the locked card: that of one pool or, if NULL, all open memory until bytes_left are reserved.
+ * Releases the lock to wait for the device, then examines the memory again. */
 static pya_status
 card_trim_and_release(
     struct pya_heap *heap, struct pya_card *card, const struct pya_pool_id *pool,

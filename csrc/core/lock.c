@@ -42,7 +42,7 @@ pya_lock_wait(struct pya_lock *lock) {
     if (lock_spin(lock)) {
         return;
     }
-    /* From here on the word says 2, so that whoever releases it wakes one of us. */
+    /* From here on the word is 2, so whoever releases the lock wakes one of us. */
     while (__atomic_exchange_n(&lock->state, 2, __ATOMIC_ACQUIRE) != 0) {
         (void)syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
     }

@@ -1,4 +1,4 @@
-/* What errors say.  Floor 12. */
+/* Texts of errors.  Floor 12. */
 #define _GNU_SOURCE /* uselocale under -std=c11 */
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "heap.h"
 #include "numerals.h"
 
-/* torch's format: the largest binary unit that gives at least 1, two decimals; bytes as they are. */
+/* torch's format: the largest binary unit that gives at least 1, with two decimals; plain bytes without decimals. */
 static void
 oom_size(size_t bytes, char *buffer, size_t buffer_bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
@@ -24,21 +24,21 @@ oom_size(size_t bytes, char *buffer, size_t buffer_bytes) {
     pya_numerals_end(numerals);
 }
 
-/* What of the device is neither free nor ours. */
+/* The device's memory that is neither free nor ours. */
 static size_t
 oom_elsewhere(const struct pya_oom_info *info) {
     size_t known = info->free_bytes + info->reserved_bytes;
     return info->total_bytes > known ? info->total_bytes - known : 0;
 }
 
-/* What is free for the request: private pools keep theirs apart. */
+/* What is free for the request, without the private pools' memory. */
 static size_t
 oom_idle(const struct pya_oom_info *info) {
     size_t others = info->allocated_bytes + info->private_bytes;
     return info->reserved_bytes > others ? info->reserved_bytes - others : 0;
 }
 
-/* The advice that fits best: what stopped this request, and what would have let it pass. */
+/* The most useful advice: what stopped this request, and what would have let it succeed. */
 static void
 oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
     char a[32], b[32];
@@ -123,7 +123,7 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
     oom_size(info->requested_bytes, wanted, sizeof wanted);
     oom_size(info->total_bytes, total, sizeof total);
     oom_size(info->free_bytes, free_now, sizeof free_now);
-    /* As torch counts: what is private is PyTorch's, and nothing that could be joined. */
+    /* As in torch: private memory counts as PyTorch's, and not as memory that could be joined. */
     oom_size(info->allocated_bytes + info->private_bytes, allocated, sizeof allocated);
     oom_size(oom_idle(info), idle, sizeof idle);
     oom_size(info->largest_free_bytes, largest, sizeof largest);
@@ -152,7 +152,7 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
 
 /* ---- other failures ---- */
 
-/* The card whose device failed: the one named, else the first that has something to say. */
+/* The card whose device failed: the named one, otherwise the first one with an error. */
 static struct pya_card *
 error_card(const struct pya_heap *heap, int device, struct pya_device_error *error) {
     for (int i = 0; heap != NULL && i < PYA_MAX_DEVICES; i++) {
@@ -168,7 +168,7 @@ error_card(const struct pya_heap *heap, int device, struct pya_device_error *err
     return NULL;
 }
 
-/* The device could not be opened, and why is known. */
+/* Explains why the device could not be opened, if that is known. */
 static bool
 open_error(struct pya_heap *heap, pya_status status, int device, struct pya_device_error *error) {
     bool may_be = status == PYA_E_DEVICE || status == PYA_E_NOTSUP;

@@ -27,11 +27,11 @@ static const struct option option_table[] = {
 
 enum { N_OPTIONS = sizeof option_table / sizeof option_table[0] };
 
-/* 31 years; in nanoseconds still far from the end of 64 bits. */
+/* 31 years; also in nanoseconds far below 64 bits. */
 #define SECONDS_MAX 1e9
 
-/* torch's keys that change nothing here: what they ask for is always so, or does not exist.  Those of pinned
- * host memory (pinned_*) are as many as it likes. */
+/* torch's keys without effect here: what they request is always so, or does not exist.  All keys of pinned host
+ * memory (pinned_*) are accepted as well. */
 static const char *const ignored_keys[] = {
     "backend",
     "expandable_segments",
@@ -70,7 +70,7 @@ smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* Edits that turn one short name into another. */
+/* Number of edits that turn one short name into the other. */
 static size_t
 edit_distance(const char *a, const char *b) {
     size_t row[TOKEN_BYTES + 1];
@@ -107,7 +107,7 @@ nearest_name(const char *key) {
     return best;
 }
 
-/* strtod() with a point in every locale. */
+/* strtod() with a decimal point in every locale. */
 static double
 parse_decimal(const char *text, char **end) {
     struct pya_numerals numerals = pya_numerals_begin();
@@ -136,7 +136,7 @@ parse_bytes(const char *text, size_t *out) {
     if (*end != '\0' || value >= (double)PYA_REQUEST_MAX) {
         return false;
     }
-    /* Half a byte is a share of the card to whoever writes it, and as 0 bytes would mean no limit. */
+    /* Whoever writes half a byte means a share of the card; and 0 bytes would mean no limit. */
     const bool is_fraction = unit == NULL ? (double)(size_t)value != value : value > 0 && value < 1;
     if (is_fraction) {
         return false;
@@ -232,7 +232,7 @@ key_is_ignored(const char *key) {
     return strncmp(key, "pinned_", 7) == 0;
 }
 
-/* NULL: its help begins with the names it takes. */
+/* NULL: the option's help begins with the accepted names. */
 static const char *
 kind_wants(enum option_kind kind) {
     switch (kind) {
@@ -284,7 +284,7 @@ option_apply(
     return PYA_OK;
 }
 
-/* Copies what lies between the two, without the spaces around it; false when it does not fit. */
+/* Copies the text between the two pointers without surrounding spaces.  False: it does not fit. */
 static bool
 token_copy(const char *from, const char *end, char *token) {
     while (from < end && *from == ' ') {
@@ -310,7 +310,7 @@ pya_options_parse(
         char key[TOKEN_BYTES], value[TOKEN_BYTES];
         const char *end = text + strcspn(text, ",");
         const char *colon = memchr(text, ':', (size_t)(end - text));
-        /* torch writes lists as [256:1,512:2]; none of ours needs one. */
+        /* torch writes lists as [256:1,512:2]; no option here needs one. */
         bool is_short =
             colon != NULL && token_copy(text, colon, key) && token_copy(colon + 1, end, value);
         if (!is_short) {

@@ -1,4 +1,4 @@
-/* Private pools: from begin to release.  Floor 12; what is special about some is in claim.c. */
+/* Private pools: from begin to release.  Floor 12.  For special pools see claim.c. */
 #include "private_pools.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ pya_pool_begin(
     if (st != PYA_OK) {
         return st;
     }
-    (void)!pya_trim_settle_meanwhile(card); /* while asking is allowed; needs no room itself */
+    (void)!pya_trim_settle_meanwhile(card); /* while queries are allowed; it needs no room itself */
     pya_fences_pass(card);
     st = pya_pool_get(card, id, &pool);
     if (st == PYA_OK && pool->is_active) {
@@ -54,7 +54,7 @@ pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id) {
         if (--card->n_active == 0) {
             pya_pending_resume(card);
         }
-        if (pool->n_users == 0) { /* its last user went while requests were routed here */
+        if (pool->n_users == 0) { /* its last user left while requests were routed here */
             pya_pool_offer(card, pool);
             pya_pools_sweep(card);
         }
@@ -114,7 +114,7 @@ pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, si
     return n;
 }
 
-/* In a forked child, whose torch goes on counting; the memory is the parent's. */
+/* In a forked child torch goes on counting, but the memory is the parent's. */
 static pya_status
 pool_release_forked(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card = pya_heap_open_card(heap, device);

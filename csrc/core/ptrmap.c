@@ -1,18 +1,19 @@
-/* Buckets of seven, full ones spilling into the next.  No tombstones: a bucket knows how many entries passed it by,
- * so a table is valid at every moment, which is what lets the old table be emptied entry by entry.  Floor 3. */
+/* Buckets of seven; full ones overflow into the next.  There are no tombstones: a bucket counts the entries that
+ * passed it, so a table is valid at every moment, and the old one can be emptied entry by entry.  Floor 3. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS under -std=c11 */
 #include "ptrmap.h"
 
 #include <sys/mman.h>
 
-/* The emptied part of a table is given back by at least PTRMAP_PIECE buckets: whole pages, and few at once. */
+/* The emptied part of a table is returned in steps of at least PTRMAP_PIECE buckets: whole pages, and not many at
+ * once. */
 #ifdef PYA_TEST_TINY
 enum { PTRMAP_FIRST_BUCKETS = 2, PTRMAP_PIECE = 64 };
 #else
 enum { PTRMAP_FIRST_BUCKETS = 128, PTRMAP_PIECE = 1024 };
 #endif
-/* Buckets of the old table emptied per insertion: it is gone, and its memory back, after half of the insertions
- * that the new one has room for. */
+/* Buckets of the old table that each insertion empties.  The old table is gone, and its memory returned, after half
+ * of the insertions that the new one has room for. */
 enum { PTRMAP_STEP = 2 };
 
 _Static_assert(sizeof(struct pya_ptrmap_bucket) == 64, "a bucket is a cache line");
@@ -28,7 +29,7 @@ tags_has(uint64_t tags, unsigned way) {
 
 static pya_status
 table_init(struct pya_ptrmap_table *table, size_t n_buckets) {
-    /* From the system, not malloc: that would clear a large one at once where it has been used before. */
+    /* From mmap, not malloc, which would clear a large reused block at once. */
     void *memory = mmap(
         NULL, n_buckets * sizeof(struct pya_ptrmap_bucket), PROT_READ | PROT_WRITE,
         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -57,11 +58,11 @@ table_fini(struct pya_ptrmap_table *table) {
     *table = (struct pya_ptrmap_table){0};
 }
 
-/* The buckets before `end` are empty. */
+/* Returns the buckets before `end`, which are empty. */
 static void
 table_give_back(struct pya_ptrmap_table *table, size_t end) {
     size_t n = (end - table->n_gone) / PTRMAP_PIECE * PTRMAP_PIECE;
-    /* An entry that passed the last one by is still looked for from where it belongs. */
+    /* An entry that passed the last of them is still searched from its own bucket on. */
     bool is_passed = table->n_used > 0 && table->buckets[end - 1].tags >= COUNT_ONE;
     if (n > 0 && !is_passed &&
         munmap(table->buckets + table->n_gone, n * sizeof(struct pya_ptrmap_bucket)) == 0) {
@@ -179,14 +180,14 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
     if (pya_ptrmap_is_roomy(&map->current)) {
         return PYA_OK;
     }
-    /* Only reached with an old table left if somebody shrank PTRMAP_STEP. */
+    /* An old table is left here only if PTRMAP_STEP was reduced. */
     ptrmap_migrate(map, SIZE_MAX);
     struct pya_ptrmap_table bigger;
     size_t n_buckets =
         map->current.n_buckets == 0 ? PTRMAP_FIRST_BUCKETS : map->current.n_buckets * 2;
     pya_status st = table_init(&bigger, n_buckets);
     if (st != PYA_OK) {
-        /* A fuller table is slower, not wrong. */
+        /* A fuller table is slower, but not wrong. */
         return map->current.n_used < map->current.n_buckets * PYA_PTRMAP_WAYS ? PYA_OK : st;
     }
     map->old = map->current;

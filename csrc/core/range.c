@@ -142,7 +142,7 @@ pya_range_unlink(struct pya_range *range, struct pya_block *block) {
     }
 }
 
-/* The block latest to start in the slot or, where none does, the one that started before and covers it. */
+/* The last block that starts in the slot or, if none does, the earlier one that covers it. */
 static struct pya_block *
 range_last_start(const struct pya_range *range, size_t slot) {
     struct pya_block *block = range->slots[slot].last_start;
@@ -158,7 +158,7 @@ range_last_start(const struct pya_range *range, size_t slot) {
     return range->slots[word * 64 + 63U - (size_t)__builtin_clzll(bits)].last_start;
 }
 
-/* The nearest one of the slot's last block and the recent ones of this part and those beside it. */
+/* The nearest among the slot's last block and the recent blocks of this part and of the adjacent parts. */
 static struct pya_block *
 range_near(const struct pya_range *range, pya_dptr addr) {
     struct pya_block *near = range_last_start(range, pya_range_slot(range, addr));

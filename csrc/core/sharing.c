@@ -1,4 +1,4 @@
-/* Memory shared between processes: the pages under a live block leave as descriptors, and come in as an import. */
+/* Memory shared between processes: pages under a live block are exported as descriptors, and arrive as an import. */
 #include <unistd.h>
 
 #include "debug.h"
@@ -7,7 +7,7 @@
 #include "import.h"
 #include "stitch.h"
 
-/* The pages under a block; whose card is locked. */
+/* The pages under a block, whose card is locked. */
 struct extent {
     const struct pya_slot *slots; /* at home, else NULL */
     const pya_page_id *ids;       /* stitched */
@@ -20,7 +20,7 @@ extent_page(const struct extent *extent, size_t i) {
     return extent->slots != NULL ? extent->slots[i].page : extent->ids[i];
 }
 
-/* To whole grains: the other process maps each as a whole. */
+/* Extends to whole grains, because the other process maps each grain as a whole. */
 static void
 extent_widen(const struct pya_pages *pages, struct extent *extent) {
     const size_t n_before = pages->items[extent_page(extent, 0)].place;
@@ -54,7 +54,7 @@ extent_of(const struct pya_block *block, struct extent *out) {
     return PYA_OK;
 }
 
-/* FNV-1a of their handles (http://www.isthe.com/chongo/tech/comp/fnv). */
+/* FNV-1a of the handles (http://www.isthe.com/chongo/tech/comp/fnv). */
 static uint64_t
 extent_key(const struct pya_card *card, const struct extent *extent) {
     uint64_t key = UINT64_C(0xcbf29ce484222325);
@@ -67,7 +67,7 @@ extent_key(const struct pya_card *card, const struct extent *extent) {
     return key;
 }
 
-/* The card of the block at ptr, LOCKED where it succeeds. */
+/* Finds the card of the block at ptr; on success the card is LOCKED. */
 static pya_status
 extent_find(struct pya_heap *heap, pya_dptr ptr, struct pya_card **out, struct extent *extent) {
     struct pya_block *block;
@@ -143,7 +143,7 @@ pya_share_export(
     if (extent.n_pages != shared->n_pages || first >= extent.n_pages ||
         card->pages.items[extent_page(&extent, first)].place != 0 ||
         extent_key(card, &extent) != shared->key) {
-        st = PYA_E_FOREIGN; /* a block of other pages lies there now */
+        st = PYA_E_FOREIGN; /* a block with other pages lies there now */
     } else {
         st = extent_export(card, &extent, first, n, fds, n_pages, n_out);
     }
@@ -151,7 +151,8 @@ pya_share_export(
     return st;
 }
 
-/* Waits for all work of all devices: any of them may be reading an import.  False: a capture forbids it, or it failed. */
+/* Waits for all work of all devices, because each may be reading an import.  False: a capture forbids it, or it
+ * failed. */
 static bool
 heap_is_idle(struct pya_heap *heap) {
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
@@ -163,7 +164,7 @@ heap_is_idle(struct pya_heap *heap) {
     return true;
 }
 
-/* A wait of this round begins after their users were done with them.  False: there are none. */
+/* Notes that a wait of this round begins after the imports were closed.  False: no import is closed. */
 static bool
 card_begin_wait(struct pya_card *card, uint64_t round) {
     bool is_any = false;
@@ -192,7 +193,8 @@ card_end_wait(struct pya_card *card, uint64_t round) {
     pya_lock_release(&card->lock);
 }
 
-/* What its user is done with goes, with what could not go before.  What another thread waits for is that thread's. */
+/* Unmaps the closed imports, and those that could not be unmapped earlier.  Leaves those that another thread is
+ * waiting for to that thread. */
 static void
 heap_unmap_over(struct pya_heap *heap) {
     uint64_t round = __atomic_add_fetch(&heap->import_round, 1, __ATOMIC_RELAXED);
@@ -224,7 +226,7 @@ pya_import_open(
     }
     heap_unmap_over(heap);
     st = pya_import_map(card, n_pages, source, &import);
-    pya_lock_acquire(&card->lock); /* from here on new peers are let in too */
+    pya_lock_acquire(&card->lock); /* from here on new peers get access too */
     if (st == PYA_OK) {
         st = pya_device_set_access(card->dev, import->base, n_pages * PYA_PAGE);
         if (st != PYA_OK && pya_import_unmap(card, import) == PYA_OK) {

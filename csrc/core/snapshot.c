@@ -1,4 +1,4 @@
-/* Taking the picture.  Floor 12. */
+/* Taking a snapshot.  Floor 12. */
 #include "snapshot.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ struct painter {
     bool failed;
 };
 
-/* Doubles an array; false and failed when host memory is short. */
+/* Doubles an array.  If host memory is short: false, and failed is set. */
 static bool
 painter_room(struct painter *painter, void **items, size_t n, size_t *room, size_t item_bytes) {
     if (n < *room) {
@@ -68,7 +68,7 @@ painter_open(struct painter *painter, const struct pya_arena *arena, pya_dptr ad
 static void
 painter_close(struct painter *painter) {
     if (painter->open != NULL && painter->open->is_expandable) {
-        /* torch sorts segments by the requests they serve; ours serve all, so the blocks decide. */
+        /* torch sorts segments by the requests that they serve.  Ours serve all requests, so the blocks decide. */
         painter->open->is_small = !painter->has_large && painter->open->active_bytes > 0;
     }
     painter->open = NULL;
@@ -204,7 +204,7 @@ segment_compare(const void *a, const void *b) {
     return (left->addr > right->addr) - (left->addr < right->addr);
 }
 
-/* The entry tells the bytes in use and, but for a stack, what the thread says, as torch's. */
+/* As in torch, the entry tells the bytes in use and the thread's labels, but has no stack. */
 static void
 note_snapshot(
     struct pya_card *card, const struct pya_snapshot *snap, size_t first_segment, void *here) {

@@ -5,7 +5,7 @@
 
 #include "debug.h"
 
-/* The first of the joined spans that ends behind the address; n: none. */
+/* The first of the joined spans that ends after the address; n: none. */
 static size_t
 spans_first(const struct pya_spans *spans, pya_dptr addr) {
     size_t i = 0;
@@ -34,7 +34,7 @@ pya_spans_add(struct pya_spans *spans, pya_dptr addr, size_t bytes) {
     if (spans->within != NULL && !spans_meet(spans->within, addr, addr + bytes)) {
         return;
     }
-    if (spans->n > 0 && spans->items[spans->n - 1].end == addr) { /* pages in a row, as a rule */
+    if (spans->n > 0 && spans->items[spans->n - 1].end == addr) { /* usually adjacent pages */
         spans->items[spans->n - 1].end += bytes;
         return;
     }

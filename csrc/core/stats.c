@@ -53,7 +53,7 @@ live_sum_up(int64_t of[PYA_N_LIVE][PYA_N_LIVE_POOLS]) {
     }
 }
 
-/* With the sums of both pools. */
+/* Adds the sums of both pools. */
 static struct pya_live
 live_sum(const struct pya_stats *stats) {
     struct pya_live sum = stats->live;
@@ -66,7 +66,7 @@ live_sum(const struct pya_stats *stats) {
     return sum;
 }
 
-/* What torch would have counted at the user's free (is_active false) or when the last stream was done. */
+/* What torch would have counted when the user freed (is_active false), or when the last stream had finished. */
 static struct pya_stat
 live_stat(const struct pya_live *live, enum pya_stat_pool which, int measure, bool is_active) {
     static const int pools[PYA_N_STAT_POOLS] = {
@@ -86,7 +86,7 @@ live_stat(const struct pya_live *live, enum pya_stat_pool which, int measure, bo
     };
 }
 
-/* live: live_sum() of them. */
+/* live: the result of live_sum(). */
 static struct pya_stat
 stats_pooled(
     const struct pya_stats *stats, const struct pya_live *live, enum pya_stat_pool pool,
