@@ -6,7 +6,7 @@
 
 #include "cuda_context.h"
 
-/* The driver never says how much address space there is; 47 bits is what every x86-64 and arm64 host leaves. */
+/* The driver does not report the size of the address space.  47 bits are available on every x86-64 and arm64 host. */
 #define CUDA_ADDRESS_BYTES (UINT64_C(1) << 47)
 
 /* Most slots are one driver call between enter and leave. */
@@ -76,7 +76,8 @@ cuda_event_from(pya_event event) {
     return (cuda_event)(uintptr_t)event;
 }
 
-/* The context of a stream; NULL: the current one, which is that of the device or, for a default stream, of its own. */
+/* The context of a stream.  NULL: the current one, which is the device's or, for a default stream, that of the
+ * stream's device. */
 static cuda_context
 cuda_stream_context(const struct cuda *cuda, pya_stream stream) {
     cuda_context context = NULL;
@@ -182,7 +183,8 @@ cuda_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
         result = scope.cuda->driver->cuStreamIsCapturing(cuda_stream_from(stream), &capture);
     }
     cuda_leave(&scope);
-    /* Asked about the legacy stream while a blocking one captures: whatever is done on this one ends that capture. */
+    /* The legacy stream was queried while a blocking stream captures: any call on the legacy stream would end that
+     * capture. */
     if (result == CUDA_OK || result == CUDA_CAPTURE_IMPLICIT) {
         *out = result == CUDA_CAPTURE_IMPLICIT || capture != 0;
         return PYA_OK;
@@ -238,7 +240,7 @@ cuda_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return status;
 }
 
-/* For the devices whose bits are set. */
+/* Gives access to the devices whose bits are set. */
 static pya_status
 cuda_open(struct pya_device *dev, uint64_t who, pya_dptr addr, size_t bytes) {
     struct cuda_access_desc desc[PYA_MAX_DEVICES];
@@ -335,7 +337,7 @@ cuda_close(struct pya_device *dev) {
     free(cuda);
 }
 
-/* What a card has without virtual memory too.  Its other slots are NULL then, never called and never crash. */
+/* The slots that work without virtual memory too.  The others are then NULL and are never called. */
 #define CUDA_OPS_PLAIN                                                                             \
     .name = "cuda", .caps = cuda_caps, .plain_alloc = cuda_plain_alloc,                            \
     .plain_free = cuda_plain_free, .event_create = cuda_event_create,                              \
@@ -378,13 +380,14 @@ cuda_can_export(const struct cuda *cuda) {
            cuda->driver->cuMemImportFromShareableHandle != NULL;
 }
 
-/* Nothing that another way of making pages would change: a full card refuses any, a broken one everything. */
+/* Errors that another way of creating pages would not change: a full card refuses all pages, a broken one
+ * everything. */
 static bool
 cuda_is_no_refusal(cuda_result result) {
     return result == CUDA_OK || result == CUDA_NOMEM || cuda_is_sticky(result);
 }
 
-/* What a driver refuses is one of two things, seldom both, or all. */
+/* A driver usually refuses one of the two properties, rarely both. */
 static cuda_result
 cuda_probe_each(struct cuda *cuda) {
     const struct cuda_allocation_prop full = cuda->prop;
@@ -404,7 +407,7 @@ cuda_probe_each(struct cuda *cuda) {
     return result;
 }
 
-/* Does the device have virtual memory in pages of ours?  Fills prop. */
+/* Does the device have virtual memory with our page size?  Fills prop. */
 static bool
 cuda_probe_vmm(struct cuda *cuda) {
     if (!cuda->driver->has_vmm || cuda_attribute(cuda, CUDA_ATTRIBUTE_VMM) == 0) {
@@ -413,7 +416,8 @@ cuda_probe_vmm(struct cuda *cuda) {
     cuda->prop = (struct cuda_allocation_prop){
         .type = CUDA_ALLOCATION_PINNED,
         .location = {.type = CUDA_LOCATION_DEVICE, .id = cuda->device.index},
-        /* network cards read the memory directly where the device allows it, and other processes map it, as torch asks */
+        /* As torch requests: network cards read the memory directly if the device allows it, and other processes can
+         * map it. */
         .gpu_direct_rdma_capable = cuda_attribute(cuda, CUDA_ATTRIBUTE_RDMA_WITH_VMM) != 0,
         .requested_handle_types = cuda_can_export(cuda) ? CUDA_HANDLE_POSIX_FD : 0,
     };

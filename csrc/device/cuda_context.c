@@ -1,4 +1,4 @@
-/* Results and contexts of the driver's calls. */
+/* Results of driver calls, and their context. */
 #include "cuda_context.h"
 
 #include <stdio.h>
@@ -12,7 +12,8 @@ cuda_status(cuda_result result) {
     if (result == CUDA_OK) {
         return PYA_OK;
     }
-    /* "Not ready" is how WSL2 says that it could not make new memory resident; queries never come here with it. */
+    /* WSL2 reports with "not ready" that it could not make new memory resident; queries never pass that code to
+     * here. */
     if (result == CUDA_NOMEM || result == CUDA_NOT_READY) {
         return PYA_E_NOMEM;
     }
@@ -83,7 +84,7 @@ cuda_gently(cuda_result result) {
 
 /* ---- entering: context and capture mode ---- */
 
-/* Between begin and end: the first call enters, the end leaves. */
+/* Between cuda_begin() and cuda_end(): the first call enters, cuda_end() leaves. */
 static _Thread_local struct {
     struct cuda *cuda; /* NULL: not between them */
     unsigned depth;
@@ -144,7 +145,7 @@ cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
     return PYA_OK;
 }
 
-/* The context of another device.  It is torch's too, so nobody minds that it is retained until the process ends. */
+/* The context of another device.  torch uses it too, so retaining it until the process ends does no harm. */
 static pya_status
 cuda_context_of(const struct cuda_driver *driver, int device, cuda_context *out) {
     static cuda_context contexts[PYA_MAX_DEVICES]; /* atomic */

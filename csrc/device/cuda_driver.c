@@ -9,7 +9,7 @@
 static struct cuda_driver driver_it;
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 
-/* The interface generation asked for: late enough for every _v2 name in the table. */
+/* The requested version of the interface: late enough for every _v2 name in the table. */
 #define DRIVER_VERSION 12000
 
 typedef cuda_result (*driver_lookup)(const char *name, void **out, int version, uint64_t flags);
@@ -35,7 +35,7 @@ driver_find(const struct driver_source *source, const char *name, const char *sy
     return result == CUDA_OK && address != NULL ? address : dlsym(source->library, symbol);
 }
 
-/* ISO C has no conversion from an object to a function pointer; POSIX promises that they are alike. */
+/* ISO C has no conversion from an object pointer to a function pointer; POSIX guarantees that they are alike. */
 static void
 driver_assign(void *function_pointer, void *address) {
     memcpy(function_pointer, &address, sizeof address);
@@ -86,7 +86,7 @@ driver_open(void) {
         return;
     }
     it->has_base = true;
-    /* Without the handler a forked child would get the driver's own error: worse text, same safety. */
+    /* Without this handler a forked child would get the driver's own error: a worse text, but equally safe. */
     (void)pthread_atfork(NULL, NULL, driver_after_fork);
     it->has_vmm = !missing_VMM;
 }

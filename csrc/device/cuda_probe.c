@@ -1,15 +1,15 @@
-/* Virtual memory tried out before it is trusted.  Floor 2.
+/* Virtual memory is tested before it is trusted.  Floor 2.
  *
- * Drivers say of themselves that they can what they then refuse: on WSL2 before R615 memory that network cards may read
- * was created and mapped, and could not be opened.  So one page goes the whole way once: mapped twice, opened,
- * exported and unmapped, as the allocator will. */
+ * Drivers claim abilities that they then refuse: on WSL2 before R615, memory readable by network cards could be
+ * created and mapped, but not made accessible.  So one page is tried in full: mapped twice, made accessible, exported
+ * and unmapped, as the allocator will do. */
 #include <unistd.h>
 
 #include "cuda_context.h"
 
 enum { PROBE_MAPPINGS = 2 };
 
-/* Which call was refused is what pya_cuda_error() tells. */
+/* pya_cuda_error() tells which call was refused. */
 static cuda_result
 probe_told(const char *call, cuda_result result) {
     (void)!cuda_report(call, result, PYA_PAGE);

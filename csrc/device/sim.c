@@ -1,4 +1,4 @@
-/* The simulated device: its table, counts, injected failures and what tests read of it. */
+/* The simulated device: its table, counts, injected failures, and what tests read from it. */
 #include "sim.h"
 
 #include <stdio.h>
@@ -9,10 +9,10 @@
 
 #define SIM_DEFAULT_CAPACITY (UINT64_C(80) << 30)
 #define SIM_DEFAULT_ADDRESSES (UINT64_C(1) << 44)
-/* A clock counts from no point that means anything. */
+/* The clock starts at an arbitrary point. */
 #define SIM_CLOCK_FIRST_NS (UINT64_C(3600) * 1000 * 1000 * 1000)
 
-/* The driver's codes, so that messages read as on a card. */
+/* The driver's codes, so that messages read as on a real card. */
 enum {
     SIM_CODE_INVALID = 1,
     SIM_CODE_NOMEM = 2,
@@ -163,7 +163,7 @@ sim_close(struct pya_device *dev) {
     free(sim);
 }
 
-/* What a card has without virtual memory too.  Its other slots are NULL then, never called and never crash. */
+/* The slots that work without virtual memory too.  The others are then NULL and are never called. */
 #define SIM_OPS_PLAIN                                                                              \
     .name = "sim", .caps = sim_caps, .plain_alloc = sim_plain_alloc, .plain_free = sim_plain_free, \
     .event_create = sim_event_create, .event_record = sim_event_record,                            \
@@ -309,7 +309,7 @@ pya_sim_advance_clock(struct pya_sim *sim, uint64_t ns) {
     pthread_mutex_unlock(&sim->lock);
 }
 
-/* Does the page at vpage stand beside those of its run? */
+/* Is the page at vpage adjacent to the others of its run? */
 static bool
 sim_is_beside(const struct pya_sim *sim, uint32_t vpage, uint32_t page) {
     uint32_t first = sim->pages[page].first;
@@ -320,8 +320,8 @@ sim_is_beside(const struct pya_sim *sim, uint32_t vpage, uint32_t page) {
                         (uint32_t)(sim->pte[vpage + 1] & SIM_PTE_PAGE) == page + 2));
 }
 
-/* mappings of each page == entries of the page table that name it, each beside those of the rest of its run;
- * used_bytes == pages alive x PYA_PAGE; alive == the run has a handle or a mapping. */
+/* n_mappings of each page == page table entries that name it, each adjacent to those of the rest of its run;
+ * used_bytes == live pages x PYA_PAGE; live == the run has a handle or a mapping. */
 size_t
 pya_sim_check(struct pya_sim *sim) {
     pthread_mutex_lock(&sim->lock);

@@ -1,4 +1,4 @@
-/* Real host pages under the simulated ones: one memfd, a page is an offset in it, so that mapping a page twice aliases. */
+/* Real host pages under the simulated ones: a page is an offset in one memfd, so that mapping a page twice aliases. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,11 +17,11 @@ sim_back_open(struct pya_sim *sim) {
     if (sim->fd < 0) {
         return PYA_E_HOST_NOMEM;
     }
-    /* Sparse: a page costs memory once it is written. */
+    /* Sparse: a page uses memory only once it is written. */
     if (ftruncate(sim->fd, (off_t)((uint64_t)SIM_MAX_PAGES << PYA_PAGE_SHIFT)) != 0) {
         goto close_fd;
     }
-    /* One page more than asked for, so that the base can be aligned. */
+    /* One page more than requested, so that the base can be aligned. */
     size_t bytes = sim->config.address_bytes + PYA_PAGE;
     void *at = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) {

@@ -1,5 +1,5 @@
-/* Pages of the simulated device as file descriptors.  There is no simulated device in another process: pages come back
- * into this one only, as a second handle of the same page. */
+/* Pages of the simulated device as file descriptors.  There is no simulated device in another process, so pages can
+ * only be imported into this one, as a second handle of the same page. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 
 #include "sim_internal.h"
 
-/* What a descriptor of ours holds. */
+/* The contents of one of our descriptors. */
 struct sim_ticket {
     char magic[8];
     uint64_t sim;

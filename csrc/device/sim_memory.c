@@ -5,7 +5,7 @@
 
 /* ---- address ranges and mappings ---- */
 
-/* first page and number of [addr, addr + bytes); n is 0 when it is not whole pages inside the space. */
+/* The first page and number of pages of [addr, addr + bytes); n is 0 if these are not whole pages within the space. */
 static uint32_t
 sim_span(const struct pya_sim *sim, pya_dptr addr, size_t bytes, uint32_t *n) {
     uint32_t first = sim_vpage(sim, addr);
@@ -82,7 +82,7 @@ sim_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return sim_leave(sim, PYA_SIM_RANGE_RELEASE, 0, n, status);
 }
 
-/* Are the n addresses of a mapping of one range, and nothing mapped there? */
+/* Do the n addresses for a mapping lie in one range, with nothing mapped there? */
 static pya_status
 sim_check_room(struct pya_sim *sim, pya_dptr addr, uint32_t first, uint32_t n) {
     if (n == 0) {
@@ -140,7 +140,7 @@ sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle, size_t n_
     return sim_leave(sim, PYA_SIM_MAP, 1, n_pages, status);
 }
 
-/* The page mapped there, which is not one of a plain allocation; SIM_SPACE_NONE: none. */
+/* The page mapped there; SIM_SPACE_NONE: none, or one of a plain allocation. */
 static uint32_t
 sim_mapped(const struct pya_sim *sim, uint32_t vpage) {
     uint64_t pte = sim->pte[vpage];
@@ -149,14 +149,14 @@ sim_mapped(const struct pya_sim *sim, uint32_t vpage) {
                : (uint32_t)(pte & SIM_PTE_PAGE) - 1;
 }
 
-/* What is asked of a row of mappings, in the words of a misuse. */
+/* The requirements on a row of mappings, each with the text of its violation. */
 struct sim_asked {
     const char *of_unmapped;
     const char *of_part;
-    const char *of_open; /* NULL: it may be open */
+    const char *of_open; /* NULL: it may be accessible */
 };
 
-/* Is [first, first + n) a row of whole mappings?  Of how many, *n_handles says then. */
+/* Is [first, first + n) a row of whole mappings?  *n_handles: their number. */
 static pya_status
 sim_check_mapped(
     struct pya_sim *sim, const struct sim_asked *asked, uint32_t first, uint32_t n,
@@ -187,7 +187,7 @@ sim_check_mapped(
     return PYA_OK;
 }
 
-/* Takes one mapping away, of the run that starts at page, from the page table. */
+/* Removes one mapping, of the run that starts at page, from the page table. */
 static void
 sim_unmap_run(struct pya_sim *sim, uint32_t vpage, uint32_t page) {
     uint32_t n = sim->pages[page].n_pages;
@@ -272,7 +272,7 @@ sim_open_peer_locked(
     return status == PYA_OK && is_refused ? PYA_E_DEVICE : status;
 }
 
-/* For the device and its peers, or for one peer alone. */
+/* For the device and its peers, or for one peer only. */
 static pya_status
 sim_open(struct pya_device *dev, const int *peer, pya_dptr addr, size_t bytes) {
     struct pya_sim *sim = sim_from(dev);

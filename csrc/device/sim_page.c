@@ -17,7 +17,7 @@ sim_grow(void **array, uint32_t *n_slots, size_t element_bytes) {
     return true;
 }
 
-/* The list of free runs of that length, made when there is none; NULL: no host memory. */
+/* The list of free runs of that length; created if there is none.  NULL: no host memory. */
 static struct sim_runs *
 page_runs(struct pya_sim *sim, uint32_t n_pages) {
     uint32_t i = 0;
@@ -35,7 +35,7 @@ page_runs(struct pya_sim *sim, uint32_t n_pages) {
     return &sim->runs[i];
 }
 
-/* Slots that were part of no run yet; SIM_SPACE_NONE: no host memory. */
+/* Slots that belonged to no run yet; SIM_SPACE_NONE: no host memory. */
 static uint32_t
 page_carve(struct pya_sim *sim, uint32_t n_pages) {
     while (sim->n_page_slots - sim->n_pages_used < n_pages) {
@@ -106,7 +106,7 @@ sim_page_settle(struct pya_sim *sim, uint32_t first) {
     if (!sim_back_drop(sim, first, page->n_pages)) {
         sim_misuse(sim, "host: memory of a page could not be given back", first);
     }
-    struct sim_runs *runs = page_runs(sim, page->n_pages); /* there since it was taken */
+    struct sim_runs *runs = page_runs(sim, page->n_pages); /* exists since the run was taken */
     page->generation++;
     page->next_free = runs->head;
     runs->head = first + 1;

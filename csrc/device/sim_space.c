@@ -32,7 +32,7 @@ space_push(struct sim_space *space, uint32_t first, uint32_t n) {
     space->head[n] = first + 1;
 }
 
-/* Joins neighbouring free ranges and rebuilds the lists. */
+/* Joins adjacent free ranges and rebuilds the lists. */
 static void
 space_join(struct sim_space *space) {
     for (uint32_t at = 0; at < space->n_used; at += space->span[at] & ~SIM_SPACE_FREE) {
@@ -53,7 +53,7 @@ space_join(struct sim_space *space) {
     }
 }
 
-/* First free range of at least n pages, cut to n; SIM_SPACE_NONE when there is none. */
+/* The first free range of at least n pages, cut to n; SIM_SPACE_NONE: there is none. */
 static uint32_t
 space_first_fit(struct sim_space *space, uint32_t n) {
     uint32_t at = 0;

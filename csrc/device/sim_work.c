@@ -6,7 +6,7 @@
 
 /* ---- streams ---- */
 
-/* Index, or UINT32_MAX when there is no host memory.  Programs have few streams: a scan beats a table. */
+/* The stream's index; UINT32_MAX: no host memory.  Programs have few streams, so a scan beats a table. */
 static uint32_t
 work_stream(struct pya_sim *sim, pya_stream id) {
     for (uint32_t i = 0; i < sim->n_streams; i++) {
@@ -154,7 +154,8 @@ work_event(struct pya_sim *sim, pya_event handle) {
     return &sim->events[slot];
 }
 
-/* The event of a call that has come so far with *status; NULL: it failed, or the event is not one, which *status says. */
+/* The event for a call that has *status so far.  NULL: the call has failed, or the handle is no event; *status
+ * tells. */
 static struct sim_event *
 work_event_for(struct pya_sim *sim, pya_event handle, const char *misuse, pya_status *status) {
     struct sim_event *event = *status == PYA_OK ? work_event(sim, handle) : NULL;
@@ -228,7 +229,7 @@ work_record_locked(struct pya_sim *sim, pya_event handle, pya_stream id) {
         return PYA_E_DEVICE;
     }
     event->stream = i + 1;
-    /* The record is work too, else an event on an idle stream would be done before its time. */
+    /* The record is work too; otherwise an event on an idle stream would be done too early. */
     event->work = ++stream->n_queued;
     event->record = ++sim->n_records;
     if (sim->config.work == PYA_SIM_WORK_AT_ONCE) {
@@ -325,7 +326,7 @@ sim_pending_uses_locked(struct pya_sim *sim, uint32_t page, uint32_t vpage) {
     return n;
 }
 
-/* Unfinished work of another stream on the same bytes? */
+/* Does unfinished work of another stream touch the same bytes? */
 static void
 work_check_race(struct pya_sim *sim, uint32_t page, const struct sim_use *mine) {
     for (uint32_t at = sim->pages[page].first_use; at != 0; at = sim->uses[at - 1].next) {
@@ -365,11 +366,11 @@ work_use_add(struct pya_sim *sim, uint32_t page, struct sim_use use) {
 struct work_piece {
     uint32_t vpage;
     uint32_t page;
-    uint16_t first; /* steps, both ends included */
+    uint16_t first; /* steps, both inclusive */
     uint16_t last;
 };
 
-/* False at the end, or after a misuse was reported. */
+/* False: the end, or a misuse was reported. */
 static bool
 work_next_piece(struct pya_sim *sim, pya_dptr *addr, pya_dptr end, struct work_piece *out) {
     if (*addr >= end) {
@@ -422,7 +423,7 @@ unlock:
 
 /* ---- the shadow ---- */
 
-/* Sets or clears the owner bits of the piece; returns how many already were so. */
+/* Sets or clears the owner bits of the piece.  Returns how many had that value already. */
 static uint32_t
 work_mark(struct sim_page *page, const struct work_piece *piece, bool own) {
     uint32_t n_already = 0;

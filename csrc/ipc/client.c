@@ -1,4 +1,4 @@
-/* The side that opens a name: asks the process that made it for the pages, some at a time. */
+/* The side that opens a name: requests the pages from the process that made it, some at a time. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "ipc.h"
 #include "protocol.h"
 
-/* A process that does not answer for so long is stopped or stuck. */
+/* A process that does not answer within this time is stopped or stuck. */
 enum { CLIENT_PATIENCE_S = 60 };
 
 struct client {
@@ -31,7 +31,7 @@ client_fail(const struct client *client, pya_status status, const char *format, 
     return status;
 }
 
-/* Descriptors that came with a packet. */
+/* Takes the descriptors that came with a packet. */
 static size_t
 packet_take_fds(struct ipc_packet *packet, int *fds) {
     size_t n = 0;

@@ -1,4 +1,4 @@
-/* The side that shares: one thread per process, begun with the first name. */
+/* The sharing side: one thread per process, started with the first name. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -13,20 +13,20 @@
 #include "ipc.h"
 #include "protocol.h"
 
-/* At once; more wait their turn. */
+/* Clients served at once; more wait their turn. */
 enum { SERVER_CLIENTS = 64, SERVER_PAUSE_NS = 10000000 };
 
 static const char name_magic[8] = {'p', 'y', 'a', 'l', 'l', 'o', 'c', '2'};
 
-/* Written under the lock, before the thread begins, and never again but in a forked child. */
+/* Written under the lock before the thread starts, and afterwards only in a forked child. */
 static struct {
     pthread_mutex_t lock;
     int32_t pid;
     bool watches_forks;
     unsigned char secret[IPC_SECRET_BYTES];
     struct pya_heap *heap;
-    /* The thread's own, but for the first's descriptor; a forked child closes what there is. */
-    struct pollfd clients[1 + SERVER_CLIENTS]; /* the first listens; -1: not yet */
+    /* Used by the thread only, except the first descriptor.  A forked child closes all of them. */
+    struct pollfd clients[1 + SERVER_CLIENTS]; /* the first one listens; -1: not yet */
     nfds_t n_clients;
     int fds[IPC_BATCH];
     size_t n_fds;
@@ -50,7 +50,7 @@ packet_put_fds(struct ipc_packet *packet, const int *fds, size_t n) {
     memcpy(CMSG_DATA(control), fds, n * sizeof(int));
 }
 
-/* The status, with what is in server.fds. */
+/* Sends the status with the descriptors in server.fds. */
 static bool
 server_send(int client, pya_status status) {
     struct ipc_packet packet;
@@ -69,7 +69,7 @@ server_drop_fds(void) {
     }
 }
 
-/* False: the connection is of no more use. */
+/* False: the connection cannot be used any more. */
 static bool
 server_answer(int client, const struct ipc_request *request) {
     const struct pya_shared shared = {
@@ -83,7 +83,7 @@ server_answer(int client, const struct ipc_request *request) {
         server.heap, &shared, request->first, request->n, server.fds, server.n_pages, &n);
     server.n_fds = st == PYA_OK ? n : 0;
     bool is_sent = server_send(client, st);
-    if (!is_sent && server.n_fds > 0) { /* the user has too many files on their way */
+    if (!is_sent && server.n_fds > 0) { /* too many of the user's descriptors are in flight */
         server_drop_fds();
         is_sent = server_send(client, PYA_E_HOST_NOMEM);
     }
@@ -91,7 +91,7 @@ server_answer(int client, const struct ipc_request *request) {
     return is_sent;
 }
 
-/* False: it has gone, or says what no client of ours does. */
+/* False: the client has gone, or sends what no client of ours would. */
 static bool
 server_hear(int client) {
     struct ipc_request request;
@@ -102,9 +102,9 @@ server_hear(int client) {
     return n == (ssize_t)sizeof request && server_answer(client, &request);
 }
 
-/* Another thread may fork at any moment, and the child closes those that are counted: each is among them, at worst twice,
- * from when it was entered until it is about to be closed.  Once closed, its number may be another file's, which the child
- * is to keep: of the two, one that is to be closed may rather stay open there. */
+/* Another thread may fork at any moment, and the child closes the descriptors that are counted.  So each descriptor
+ * is counted, in the worst case twice, from its entry until just before it is closed.  After that its number may
+ * belong to another file, which the child must keep: it is better that the child leaves a descriptor open. */
 static void
 server_count(nfds_t n) {
     __atomic_store_n(&server.n_clients, n, __ATOMIC_RELEASE);
@@ -113,7 +113,7 @@ server_count(nfds_t n) {
 static void
 server_accept(void) {
     int client = accept4(server.clients[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (client < 0) { /* no more open files: the client is still there in a while */
+    if (client < 0) { /* no descriptors left: the client waits */
         (void)nanosleep(&(struct timespec){.tv_nsec = SERVER_PAUSE_NS}, NULL);
         return;
     }
@@ -151,7 +151,7 @@ server_run(void *arg) {
 
 /* ---- its beginning ---- */
 
-/* The thread is the parent's, and so is its memory. */
+/* In a forked child: the thread and its memory are the parent's. */
 static void
 server_after_fork(void) {
     while (server.n_clients > 0) {
