@@ -37,8 +37,8 @@ def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -
     assert seen == {(0, 0): 10, (1, 1): 60, (0, 1): 100}
     # On a card both would be in the same memory.
     shown = flat(err)
-    assert "fits 150.0 MiB only if its processes do not peak at the same time" in shown
-    assert "warning: 2 processes used device 1" in shown and "up to 160.0 MiB together" in shown
+    assert "fits 150.0 MiB, but only if its processes do not peak at the same time" in shown
+    assert "warning: 2 processes used device 1" in shown and "up to 160.0 MiB in total" in shown
     assert "next: pyalloc dryrun --memory 150MiB --devices 2 --allocator pyalloc " in err
 
 

@@ -93,7 +93,7 @@ def test_summary_fits_80_columns() -> None:
 
 
 def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
-    said = "with PyTorch 2.8.0 numbers that the program changes in place"
+    said = "with PyTorch 2.8.0, numbers that the program changes in place"
     assert said in flat(summary(result(8 << 30, torch="2.8.0", unfollowed=True)))
     assert "in place" not in summary(result(8 << 30, torch="2.15.0"))
 
@@ -101,7 +101,7 @@ def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
 def test_two_sizes_that_are_compared_read_differently() -> None:
     text = flat(summary(result(8 << 30)))
     assert "each with 8,589,934,592 bytes of its own here" in text
-    assert "they need up to 8,589,935,592 bytes together" in text
+    assert "they need up to 8,589,935,592 bytes in total" in text
     assert "next: pyalloc dryrun --memory 8GB " in text
     assert "each with 683.6 KiB of its own here" in flat(summary(result(700_000)))
     assert "next: pyalloc dryrun --memory 700000 " in summary(result(700_000))
