@@ -1,9 +1,9 @@
 #pragma once
-/* Attention for cards whose tensor cores pay, heads of at most 128 numbers.  Four warps, each with 16 rows of its
- * own (queries, or keys where their gradients are made), go through the other side tile by tile.  Here: tiles in shared
- * memory and their products.
+/* Attention for cards with fast tensor cores, heads of at most 128 numbers.  Four warps, each with 16 rows of its own
+ * (queries, or keys if their gradients are computed), go through the other side tile by tile.  This file has tiles in
+ * shared memory and their products.
  *
- * Each number is split in two TF32 parts.  The tensor core sums 16 products at a time, and those sums are added in
+ * Each number is split into two TF32 parts.  The tensor core sums 16 products at a time, and those sums are added in
  * fp32. */
 #include "attention.cuh"
 #include "tensor.cuh"
@@ -12,12 +12,12 @@
 
 enum {
     ATT_THREADS = 128,
-    ATT_ROWS = 64, /* of a block */
-    ATT_STEP = 16, /* numbers of a row at a time */
+    ATT_ROWS = 64, /* rows of a block */
+    ATT_STEP = 16, /* numbers of a row per step */
     ATT_COLUMNS = 32,
-    ATT_KEYS_64 = 64, /* of a tile forward, in the smaller heads */
+    ATT_KEYS_64 = 64, /* keys of a tile in the forward, with heads of up to 64 */
     ATT_KEYS_128 = 32,
-    ATT_SPAN = 32, /* keys or queries of a tile backward */
+    ATT_SPAN = 32, /* keys or queries of a tile in the backward */
 };
 
 static_assert(
@@ -43,8 +43,8 @@ att_lane() {
     return l;
 }
 
-/* --- tiles in shared memory: rows of D numbers in groups of four, which change places by the row so
- * that neither reading along rows nor across them has bank conflicts ------------------------------ */
+/* --- tiles in shared memory: rows of D numbers in groups of four, which are permuted by row so that neither
+ * reading along rows nor across them has bank conflicts ------------------------------------------- */
 
 static __device__ inline int
 att_swap(int row) {
@@ -56,7 +56,7 @@ att_is_aligned(const void *p, long long stride) {
     return ((unsigned long long)p | (unsigned long long)stride * 4) % 16 == 0;
 }
 
-/* Rows of one head, all of them, and those from i on. */
+/* The rows of one head: all of them, or those from i on. */
 struct att_side {
     const float *p;
     long long stride;
@@ -75,7 +75,7 @@ att_from(const struct att_side &r, int i) {
     return rest;
 }
 
-/* The first N rows, with zeros up to a multiple of 16, and for rows that are not there. */
+/* Loads the first N rows; zeros up to a multiple of 16, and for rows that do not exist. */
 template <int D, int N>
 static __device__ inline void
 att_load(float *tile, const struct att_side &r) {
@@ -125,16 +125,16 @@ struct att_left {
     float lo[2][4];
 };
 
-/* hi is x rounded to 11 significant bits, lo the rest.  The rounding is worth its instruction: cut off, which costs
- * two, all errors have one sign, and what the scores of the backward then have beside those of the forward was ten
- * times theirs. */
+/* hi is x rounded to 11 significant bits, lo the rest.  Rounding is worth its one extra instruction (three instead of two):
+ * with truncation all errors have one sign, and the backward's scores differed from the forward's by ten times their
+ * error. */
 static __device__ inline void
 att_split(float x, float *hi, float *lo) {
     *hi = fmaf(-8192.0f, x, __fmul_rn(8193.0f, x));
     *lo = x - *hi;
 }
 
-/* x, y: 4 neighbouring k's of rows g and g + 8 */
+/* x, y: 4 adjacent k's of rows g and g + 8 */
 static __device__ inline struct att_left
 att_left_of(const float x[4], const float y[4]) {
     struct att_left a;
@@ -146,7 +146,7 @@ att_left_of(const float x[4], const float y[4]) {
     return a;
 }
 
-/* 16 k's of a right factor of four tiles. */
+/* 16 k's of a right factor with four tiles. */
 struct att_right {
     float hi[2][4][2];
     float lo[2][4][2];
@@ -165,7 +165,7 @@ att_right_of(const float b[2][4][2]) {
     return r;
 }
 
-/* Of the 24 products of 16 k's with four tiles, small ones first. */
+/* Number n of the 24 products of 16 k's with four tiles, small terms first. */
 static __device__ inline void
 att_product(float c[4][4], const struct att_left &a, const struct att_right &b, int n) {
     const int u = n / 4 % 2;
@@ -192,7 +192,7 @@ att_multiply(float acc[4][4], const struct att_left &a, const struct att_right &
     att_add(acc, c);
 }
 
-/* The same twice, in turns: a product waits for the last one of its tile, and eight tiles fill that time. */
+/* The same for two at once, alternating: a product waits for the previous one of its tile; eight tiles fill that time. */
 static __device__ inline void
 att_multiply_two(
     float acc0[4][4], const struct att_left &a0, const struct att_right &b0, float acc1[4][4],
@@ -222,7 +222,7 @@ att_left_at(const float *row, int k) {
     return att_left_of(x, y);
 }
 
-/* and of the four rows that are the columns of a lane. */
+/* The same for the four rows that are a lane's columns. */
 template <int D>
 static __device__ inline struct att_right
 att_right_at(const float *row, int k) {
@@ -248,8 +248,8 @@ att_clear(float s[N][4]) {
     }
 }
 
-/* s += this warp's 16 rows of left times the 8N rows of right, of dim numbers, of which the first ones are done.
- * Slots t and t + 4 of the two products of a step take k's 4t to 4t + 3. */
+/* s += this warp's 16 rows of left times the 8N rows of right, each of dim numbers, of which the first ones are already
+ * done. Slots t and t + 4 of the two products of a step take the k's 4t to 4t + 3. */
 template <int D, int N>
 static __device__ inline void
 att_add_pairs(float s[N][4], const float *left, const float *right, int done, int dim) {
@@ -277,7 +277,7 @@ att_pairs(float s[N][4], const float *left, const float *right, int dim) {
     att_add_pairs<D, N>(s, left, right, 0, dim);
 }
 
-/* Both at once as far as both go. */
+/* Both products at once, as far as both go. */
 template <int D>
 static __device__ inline void
 att_pairs_two(
@@ -308,7 +308,7 @@ att_left_weights(const float w[2][4]) {
     return att_left_of(x, y);
 }
 
-/* and 32 numbers of these rows; first, second: where the lane's two of eight begin. */
+/* 32 numbers of these rows; first, second: where the lane's two of eight begin. */
 template <int D>
 static __device__ inline struct att_right
 att_right_rows(const float *first, const float *second) {
@@ -328,10 +328,10 @@ att_right_rows(const float *first, const float *second) {
     return att_right_of(b);
 }
 
-/* out += this warp's weights (16 x 8N, as att_pairs leaves them) times the 8N rows of tile.  Slots t and
- * t + 4 take the rows whose weights the lane has; of 32 columns, those of tile j are j, j + 4 and so on:
- * out[m][j][e] is column att_column(m, e) + j.  TWO: of 32 rows both halves in turns, for which keys of the larger
- * heads have not the registers. */
+/* out += this warp's weights (16 x 8N, as att_pairs leaves them) times the 8N rows of tile.  Slots t and t + 4 take the
+ * rows whose weights the lane has.  Of 32 columns, those of tile j are j, j + 4 and so on: out[m][j][e] is column
+ * att_column(m, e) + j.  TWO: alternate between both halves of 32 rows; with the larger heads, keys lack the registers
+ * for that. */
 template <int D, int N, bool TWO = true>
 static __device__ inline void
 att_weigh(float out[D / 32][4][4], const float w[N][4], const float *tile, int dim) {
@@ -366,7 +366,7 @@ att_column(int m, int e) {
     return m * ATT_COLUMNS + (int)threadIdx.x % 4 * 8 + e % 2 * 4;
 }
 
-/* out times scale[0] for row, scale[1] for row + 8 */
+/* Multiplies out by scale[0] in row, and by scale[1] in row + 8. */
 template <int D>
 static __device__ inline void
 att_store(

@@ -1,4 +1,4 @@
-/* Attention backward on tensor cores: the gradients of queries, of keys and values, and of a bias that is shared. */
+/* Attention backward on tensor cores: the gradients of queries, of keys and values, and of a shared bias. */
 #include "attention_scores.cuh"
 
 #ifdef PYA_TENSOR
@@ -20,7 +20,7 @@ att_query(const struct pya_ops_attention &a, long long b, long long h, int q) {
     return of;
 }
 
-/* Scores to kept probabilities, and dP to dS; of(n, e) is the query of a score. */
+/* Turns scores into probabilities after dropout, and dP into dS; of(n, e) is the query of a score. */
 template <bool TRANSPOSED, int N, class Of>
 static __device__ inline void
 att_gradients(
@@ -50,7 +50,7 @@ att_gradients(
     }
 }
 
-/* delta = sum dO * O of a query, by the four lanes of its row; for the kernels after this one too. */
+/* delta = sum dO * O of a query, computed by the four lanes of its row; also stored for the kernels after this one. */
 static __device__ inline float
 att_make_delta(const struct pya_ops_attention &a, long long b, long long h, int q) {
     const int t = threadIdx.x % 4;
@@ -87,8 +87,8 @@ att_store_bias(const float ds[N][4], const struct pya_ops_attention &a, const st
     att_each<false, N>(a, o, p, at, [&](int n, int e, float *to) { *to = ds[n][e]; });
 }
 
-/* dQ, delta, and the gradient of a bias whose numbers no two scores share.  Of the tiles under way, the next keys have room
- * beside the last ones; the next values come as soon as the last ones are read. */
+/* dQ, delta, and the gradient of a bias of which no two scores share an element.  While tiles are in flight, there is
+ * room for the next keys beside the current ones; the next values are requested once the current ones are read. */
 template <int D>
 static __device__ inline void
 att_backward_q(const struct pya_ops_attention &a, float *room) {
@@ -142,7 +142,7 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
             async_commit();
         }
         att_gradients<false, N>(p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
-        if (a.owns_bias) { /* dS is its gradient */
+        if (a.owns_bias) { /* its gradient is dS */
             att_store_bias<N>(ds, a, at);
         }
         att_weigh<D, N>(out, ds, tile, (int)a.dim);
@@ -164,7 +164,7 @@ pya_attention_backward_q_128_tensor(struct pya_ops_attention a) {
     att_backward_q<128>(a, room);
 }
 
-/* The tiles of queries that a block of keys goes through: those of all query heads of its group, in order. */
+/* The tiles of queries that a block of keys goes through: those of all query heads in its group, in order. */
 struct att_walk {
     long long h;
     int q0;
@@ -176,7 +176,7 @@ att_walk(const struct pya_ops_attention &a, long long kv, int first, int n_tiles
     return w;
 }
 
-/* One of the three numbers of a query of a tile: those of all queries, then the next. */
+/* One of the three numbers per query of a tile: first one number of all queries, then the next. */
 static __device__ inline float
 att_number(const struct pya_ops_attention &a, long long b, struct att_walk w) {
     const struct att_query of = att_query(a, b, w.h, w.q0 + (int)threadIdx.x % ATT_SPAN);
@@ -184,7 +184,7 @@ att_number(const struct pya_ops_attention &a, long long b, struct att_walk w) {
     return n == 0 ? of.top : n == 1 ? of.inverse : of.delta;
 }
 
-/* dK and dV: everything is transposed, keys are rows. */
+/* dK and dV: everything is transposed, with keys as rows. */
 template <int D>
 static __device__ inline void
 att_backward_keys(const struct pya_ops_attention &a, float *room) {
@@ -234,7 +234,7 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
         float ds[N][4];
         float bias[N][4] = {};
         att_fetch_bias<true, N>(bias, a, at);
-        if (D == 64) { /* in the larger heads there are not the registers for both */
+        if (D == 64) { /* with the larger heads there are not enough registers for both */
             att_pairs_two<D>(p, room, tile, dim, ds, values, grads, dim_v);
         } else {
             att_pairs<D, N>(p, room, tile, dim);
@@ -314,8 +314,8 @@ att_add_bias(
     }
 }
 
-/* The gradient of a bias that is shared: one block owns 64 queries x 32 keys of a bias slice (all queries or
- * keys where the bias is shared along them) and adds what shares it in a fixed order. */
+/* The gradient of a shared bias: one block owns 64 queries x 32 keys of a bias slice (all queries or keys if the bias is
+ * shared along them) and adds what shares it in a fixed order. */
 template <int D>
 static __device__ inline void
 att_backward_bias(const struct pya_ops_attention &a, float *room) {

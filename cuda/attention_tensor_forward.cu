@@ -3,12 +3,12 @@
 
 #ifdef PYA_TENSOR
 
-/* A running softmax of rows g and g + 8; each lane has its own part of the sum. */
+/* A running softmax of rows g and g + 8; each lane keeps its own part of the sum. */
 struct att_running {
     float top[2], sum[2];
 };
 
-/* Scores to weights under the largest score so far, by which what was made before shrinks. */
+/* Turns scores into weights relative to the largest score so far, and returns the factor for earlier results. */
 template <int N>
 static __device__ inline void
 att_soften(float s[N][4], struct att_running *run, float shrink[2]) {
@@ -103,7 +103,7 @@ att_forward(const struct pya_ops_attention &a, float *room) {
     att_store<D>(a.out, block.b, block.h, q0 + l.row, a.n_q, (int)a.dim_v, out, inverse);
 }
 
-/* blocks of all kernels forward: queries / 64 * heads * batch */
+/* blocks, for all forward kernels: queries / 64 * heads * batch */
 extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
 pya_attention_forward_64_tensor(struct pya_ops_attention a) {
     PYA_DYNAMIC(room);

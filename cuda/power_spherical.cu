@@ -1,9 +1,9 @@
-/* PowerSpherical log-probability and mixture, forward and backward, by fp32 multiply-adds. */
+/* PowerSpherical log-probability and mixture, forward and backward, on plain fp32 FMA. */
 #include "args.h"
 #include "spherical.cuh"
 #include "tile.cuh"
 
-/* Cosines to log-probabilities. */
+/* Turns cosines into log-probabilities. */
 static __device__ inline void
 big_log_probs(float acc[8][8], const struct columns &of, const rows both[2], int dim) {
 #pragma unroll
@@ -25,7 +25,7 @@ big_log_probs(float acc[8][8], const struct columns &of, const rows both[2], int
             }
             const float x = sharp_log_prob(of, both, row, c, dim);
 #pragma unroll
-            for (int k = 0; k < 32; k++) { /* by an unknown index acc would leave the registers */
+            for (int k = 0; k < 32; k++) { /* a variable index would force acc out of the registers */
                 float *to = &acc[half + k / 8][k % 8];
                 *to = k == n ? x : *to;
             }
@@ -60,7 +60,7 @@ pya_ps_forward(struct pya_ops_ps a) {
     }
 }
 
-/* blocks: (samples / 128, t); components pass by 128 at a time */
+/* blocks: (samples / 128, t); a block loops over the components, 128 at a time */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_ps_mixture_forward(struct pya_ops_ps a) {
     __shared__ struct columns of;
@@ -109,7 +109,7 @@ pya_ps_mixture_forward(struct pya_ops_ps a) {
     }
 }
 
-/* Cosines to gaps; the thread's own 16, rows from ty and columns from tx on, which are components or, of_loc,
+/* Turns the thread's 16 cosines into gaps: rows from ty and columns from tx on, which are components or, if of_loc,
  * samples. */
 static __device__ inline void
 small_gaps(
@@ -137,8 +137,8 @@ small_gaps(
     }
 }
 
-/* Gradients of one side's rows: 64 own rows a block, the other side passes by 64 at a time.
- * of_loc: own rows are components (d_loc, d_scale, d_log_weights), else samples (d_value).
+/* Gradients of one side's rows: a block has 64 rows of its own and loops over the other side, 64 at a time.
+ * of_loc: its rows are components (d_loc, d_scale, d_log_weights), else samples (d_value).
  * blocks: (own / 64 * D / 64, t) */
 static __device__ inline void
 backward_side(const struct pya_ops_ps &a, bool of_loc) {
@@ -250,7 +250,7 @@ pya_ps_backward_value(struct pya_ops_ps a) {
     backward_side(a, false);
 }
 
-/* One number of a component: what n chunks of samples make of it. */
+/* One number of a component: the sum of what n chunks of samples contribute. */
 static __device__ inline void
 add_chunks(struct pya_ops_view to, struct pya_ops_view from, long long n, long long m, long long k) {
     if (to.p == 0) {
@@ -264,7 +264,7 @@ add_chunks(struct pya_ops_view to, struct pya_ops_view from, long long n, long l
     ((float *)to.p)[m * to.i + k] = (float)sum;
 }
 
-/* Adds up n_t chunks, in loc, scale and log_weights.  blocks: components * D / 256 */
+/* Sums n_t chunks, in loc, scale and log_weights.  blocks: components * D / 256 */
 extern "C" __global__ void __launch_bounds__(THREADS)
 pya_ps_backward_sum(struct pya_ops_ps a) {
     const long long n = (long long)blockIdx.x * THREADS + threadIdx.x;

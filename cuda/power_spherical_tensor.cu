@@ -1,19 +1,19 @@
-/* The PowerSpherical kernels for cards whose tensor cores pay, used from 64 dimensions on: forward. */
+/* The PowerSpherical forward kernels for cards with fast tensor cores, used from 64 dimensions on. */
 #include "spherical_tensor.cuh"
 
 #ifdef PYA_TENSOR
 
-/* Which of each thread's cosines were too coarse: bit 4 j + e of part i is acc[i][j][e].  In shared memory,
- * where it holds no registers. */
+/* Which of each thread's cosines were too coarse: bit 4 j + e of part i is acc[i][j][e].  In shared memory, where it
+ * takes no registers. */
 typedef unsigned marks[2][THREADS];
 
-/* log((1 + u) / 2) of a cosine that is not too coarse, the same bit for bit as of its gap; of others anything. */
+/* log((1 + u) / 2) of a cosine that is not too coarse, bitwise the same as of its gap; for others it is undefined. */
 static __device__ inline float
 log_half(float u) {
     return log_beside(-__saturatef(fmaf(-0.5f, u, 0.5f)), 1.0f);
 }
 
-/* Cosines to log-probabilities, and the marks; those marked are to be made again. */
+/* Turns cosines into log-probabilities and sets the marks; marked ones must be recomputed. */
 static __device__ inline void
 pair_log_probs(patch acc, const struct columns &of, marks coarse) {
     const struct place p = my_place();
@@ -36,7 +36,7 @@ pair_log_probs(patch acc, const struct columns &of, marks coarse) {
     }
 }
 
-/* From the thread's first result on, whose place the others' are steps from: registers are scarce. */
+/* Addresses all results relative to the thread's first one, because registers are scarce. */
 static __device__ inline void
 forward_store(const struct pya_ops_ps &a, const patch acc, int l0, int m0, int t) {
     const struct place p = my_place();
@@ -80,7 +80,7 @@ __launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
     __shared__ marks coarse;
     __shared__ rows both[2];
     const int dim = (int)a.dim;
-    __shared__ int first[2]; /* sample and component of the block; no registers either */
+    __shared__ int first[2]; /* sample and component of the block; shared to save registers */
     if (threadIdx.x == 0) {
         const struct parted block = block_part((a.n_m + BIG - 1) / BIG);
         first[0] = block.rest * BIG;
@@ -109,7 +109,7 @@ __launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
     }
 }
 
-/* Adds 16 components' terms to the running logsumexp of a row: of all columns of the warp. */
+/* Adds the terms of 16 components to the running logsumexp of a row, over all columns of the warp. */
 static __device__ inline void
 mixture_add(float terms[16], float *top, float *sum) {
     float best = *top;
@@ -121,17 +121,17 @@ mixture_add(float terms[16], float *top, float *sum) {
     float s = 0.0f;
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        /* its error grows with what it is small beside */
+        /* its relative error grows with its distance from the largest term, so it does not matter */
         s += exp_about(terms[n] - best);
     }
     *sum = *sum * expf(*top - best) + reduce4_add(s);
     *top = best;
 }
 
-/* Adds a row's terms to what is in shared memory for it. */
+/* Adds a row's terms to its sum in shared memory. */
 static __device__ inline void
 mixture_row(float terms[16], float2 *at) {
-    /* only the lane that writes reads: lanes are not ordered by a shuffle */
+    /* only the lane that writes may read, because a shuffle does not order the lanes */
     const bool is_mine = threadIdx.x % 4 == 0;
     const float2 none = {-1e37f, 0.0f};
     float2 value = is_mine ? *at : none;
@@ -169,7 +169,7 @@ mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[
     }
 }
 
-/* The same from cosines of which none is too coarse. */
+/* The same from cosines, none of which is too coarse. */
 static __device__ inline void
 mixture_fine(const patch acc, const struct component *comp, float2 (*running)[BIG]) {
     const struct place p = my_place();
@@ -185,14 +185,14 @@ mixture_fine(const patch acc, const struct component *comp, float2 (*running)[BI
     }
 }
 
-/* blocks: (samples / 128, t); components pass by 128 at a time */
+/* blocks: (samples / 128, t); a block loops over the components, 128 at a time */
 extern "C" __global__ void
 __launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ struct component comp[BIG];
     __shared__ float low;
     __shared__ float2
-        running[2][BIG]; /* of each warp's columns: largest term, sum of the rest to it */
+        running[2][BIG]; /* for each warp's columns: largest term, sum relative to it */
     __shared__ bool wild;
     __shared__ rows both[2];
     const int dim = (int)a.dim;
@@ -207,7 +207,7 @@ __launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a)
             if (threadIdx.x < BIG) {
                 comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, true);
             } else {
-                low = ps_low(a.dim); /* all write the same */
+                low = ps_low(a.dim); /* all threads write the same */
             }
             patch acc;
             pair_finish(acc, room, both[0], both[1], dim);

@@ -1,4 +1,4 @@
-/* The PowerSpherical kernels for cards whose tensor cores pay: backward. */
+/* The PowerSpherical backward kernel for cards with fast tensor cores. */
 #include "spherical_tensor.cuh"
 
 #ifdef PYA_TENSOR
@@ -13,7 +13,7 @@ shuffle_double(double x, int mask) {
     return x;
 }
 
-/* Over the 8 lanes of one column, of which lane g gets the sum of x[g / 2]. */
+/* Sums over the 8 lanes of one column; lane g gets the sum of x[g / 2]. */
 static __device__ inline double
 exchange_add(const double x[4]) {
     const bool upper = threadIdx.x & 16;
@@ -27,7 +27,7 @@ exchange_add(const double x[4]) {
     return sum + shuffle_double(sum, 4);
 }
 
-/* The same of the largest: that of x[g / 4]. */
+/* The same for the maximum; lane g gets that of x[g / 4]. */
 static __device__ inline float
 exchange_max(const float x[2]) {
     const bool upper = threadIdx.x & 16;
@@ -36,20 +36,20 @@ exchange_max(const float x[2]) {
     return fmaxf(most, PYA_SHUFFLE(most, 4));
 }
 
-/* The tiles one block of the backward goes through (those that begin before the end), and whose
- * gradients it makes. */
+/* The tiles that one block of the backward goes through (those that begin before the end), and the gradients that it
+ * computes. */
 struct task {
-    int l_begin, l_end, m_begin, m_end; /* 32 bits do: the launcher takes no more */
-    bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
-    int t;                          /* here it holds no register */
+    int l_begin, l_end, m_begin, m_end; /* 32 bits suffice: the launcher accepts no more */
+    bool of_value, of_loc, of_sums; /* of_sums: sees all samples, so it knows scale and weights */
+    int t;                          /* kept here to save a register */
 };
 
 struct pair_tile {
     int l0, m0; /* its first sample and component */
 };
 
-/* G of 4 rows and 2 columns of a thread's part, zeros where there are none.  from: where the first is; left:
- * rows and columns from there on; packed: both columns are there, side by side. */
+/* G of 4 rows and 2 columns of a thread's part, zeros where there are none.  from: the address of the first; left: rows and
+ * columns from there on; packed: both columns exist and are adjacent. */
 static __device__ inline void
 load_grads(
     float2 g[4], const struct pya_ops_ps &a, const float *from, int rows_left, int columns_left,
@@ -73,7 +73,7 @@ load_grads(
     }
 }
 
-/* pair_weight of a cosine that is not too coarse, nor too near 1 to be far; slope is without slope_beside(). */
+/* pair_weight of a cosine that is neither too coarse nor too near 1 for the far form; slope lacks slope_beside(). */
 static __device__ inline float
 fine_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *slope) {
     if (!mixture) {
@@ -87,22 +87,22 @@ fine_weight(float u, struct component c, struct sample s, bool mixture, float *g
     return *g * (0.5f * c.kappa) * reciprocal_about(1.0f - behind);
 }
 
-/* What the slope of scale has beside what is summed: it is the same for all of a component. */
+/* The part of the slope of scale that is left out of the sums, because it is the same for all samples of a component. */
 template <bool MIXTURE, bool FINE>
 static __device__ inline double
 slope_beside(const struct component &c) {
     return MIXTURE ? (double)c.near : FINE ? (double)c.far : 0.0;
 }
 
-/* Where sums of G and of G times the slope of scale over a quarter of the rows are: number 2 quarter + which. */
+/* Where the sums of G and of G times the slope of scale over a quarter of the rows are: number 2 * quarter + which. */
 static __device__ inline double *
 tile_sums(float *w, int n) {
     static_assert(8 * BIG * 2 <= WEIGH_SLICE, "they lie where the second slice of a product will");
     return (double *)(w + W_ROOM + WEIGH_SLICE) + n * BIG;
 }
 
-/* Puts weights W into w, in place of gaps or, if FINE, from cosines of which none is too coarse; and sums over the
- * samples of each component to tile_sums(): two rows in float, all else in double, as gradients cancel. */
+/* Writes the weights W to w, in place of gaps or, if FINE, from cosines none of which is too coarse; and sums over each
+ * component's samples to tile_sums(): two rows in float, all else in double, because gradients cancel. */
 template <bool MIXTURE, bool FINE>
 static __device__ inline void
 backward_weights(
@@ -114,10 +114,10 @@ backward_weights(
     const bool packed =
         pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t) && a.n_m - at.m0 >= BIG;
     const float *from = (const float *)a.grad + l * a.grad_l + m * a.grad_m + t * a.grad_t;
-    const int rows_left = (int)(a.n_l - l); /* or less than none */
+    const int rows_left = (int)(a.n_l - l); /* may be negative */
     int columns_left = (int)(a.n_m - m);
     float of_row[4] = {}; /* the largest weights */
-    /* made here, or there are eight addresses of each, for which there are no registers */
+    /* computed here: otherwise there would be eight addresses of each, for which there are no registers */
     double *const sums_to =
         tile_sums(w, p.row / 32 * 2 + p.g / 4) + tensor_column(p, 0, 0) + p.g / 2 % 2;
     float *const largest_to = &largest[OF_COLUMNS + p.row / 32][tensor_column(p, 0, 0) + p.g / 4];
@@ -141,11 +141,11 @@ backward_weights(
         }
         from += 8 * a.grad_m;
         columns_left -= 8;
-        if (!MIXTURE && j < 7) { /* they come while these are used */
+        if (!MIXTURE && j < 7) { /* loaded while the current ones are used */
             load_grads(next, a, from, rows_left, columns_left, packed);
         }
-        double all[4] = {}; /* of either column, G and G times the slope */
-        float two[4];       /* the same of two rows */
+        double all[4] = {}; /* for either column, G and G times the slope */
+        float two[4];       /* the same for two rows */
         float of_column[2] = {};
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -195,7 +195,7 @@ backward_weights(
     }
 }
 
-/* The weights of a tile, from its cosines; wild as put_gaps has it. */
+/* The weights of a tile, from its cosines; wild as in put_gaps. */
 template <bool MIXTURE>
 static __device__ inline void
 put_weights(
@@ -210,7 +210,7 @@ put_weights(
     }
 }
 
-/* What store_row would put there, and what is there. */
+/* Adds what is stored where store_row would write. */
 static __device__ inline void
 add_row(patch acc, const float *from, int r) {
 #pragma unroll
@@ -221,7 +221,7 @@ add_row(patch acc, const float *from, int r) {
     }
 }
 
-/* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
+/* Writes 128 x 128 of a gradient; add: to what this same thread wrote there before. */
 static __device__ inline void
 write_gradient(
     struct pya_ops_view d, patch acc, int row0, int n_rows, int c0, int dim, int t, bool add) {
@@ -256,7 +256,7 @@ write_gradient(
     }
 }
 
-/* Which gradient the n-th product of a tile makes, and of which columns. */
+/* Which gradient the n-th product of a tile contributes to, and which of its columns. */
 static __device__ inline bool
 product_is_value(const struct task &k, int n) {
     return k.of_value && (!k.of_loc || n % 2 == 0);
@@ -292,8 +292,8 @@ weigh_either(
     }
 }
 
-/* Goes on to the first tile or the next one: samples pass by, then the next components begin.  Its views, for all
- * threads to read. */
+/* Advances to the first or the next tile: first through the samples, then to the next components.  Puts its views where all
+ * threads read them. */
 static __device__ inline void
 stage_tile(
     const struct pya_ops_ps &a, rows both[2], struct pair_tile *at, const struct task &k, bool first) {
@@ -308,8 +308,8 @@ stage_tile(
     __syncthreads();
 }
 
-/* W of each tile is made once, in shared memory, and serves both gradients.  Where a gradient gets
- * parts from several tiles, the same thread adds them in order. */
+/* W of each tile is computed once, in shared memory, and serves both gradients.  Where several tiles contribute to a
+ * gradient, the same thread adds them in order. */
 static __device__ inline void
 backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     PYA_DYNAMIC(w);
@@ -320,7 +320,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     __shared__ float low;
     __shared__ largest_weights largest;
     __shared__ bool wild;
-    __shared__ struct pair_tile at; /* here it holds no registers */
+    __shared__ struct pair_tile at; /* shared to save registers */
     float *room = w + W_ROOM;
     const int dim = (int)a.dim;
     const bool mixture = a.log_weights.p != 0;
@@ -329,10 +329,10 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     }
     for (stage_tile(a, both, &at, k, true); at.m0 < k.m_end; stage_tile(a, both, &at, k, false)) {
         pair_start(w, both[0], both[1], dim);
-        wild = false; /* barriers are ahead */
+        wild = false; /* a barrier follows before anybody sets it */
         if (threadIdx.x >= BIG) {
             samp[threadIdx.x - BIG] = load_sample(a, at.l0 + threadIdx.x - BIG, k.t, mixture);
-            low = ps_low(a.dim); /* all write the same */
+            low = ps_low(a.dim); /* all threads write the same */
         } else if (at.l0 == k.l_begin) {
             comp[threadIdx.x] = load_component(a, at.m0 + threadIdx.x, k.t, mixture);
             totals[0][threadIdx.x] = 0.0;
@@ -379,8 +379,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     }
 }
 
-/* blocks: (1, t), each with all gradients, or (components / 128 + samples / 128, t), each with those
- * of 128 components or samples (only the kinds that are wanted), all of the other kind passing by */
+/* blocks: (1, t), each with all gradients, or (components / 128 + samples / 128, t), each with those of 128 components or
+ * samples (only the kinds that are wanted), looping over all of the other kind */
 extern "C" __global__ void
 __launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
     __shared__ struct task k;
@@ -399,7 +399,7 @@ __launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
     __syncthreads();
     for (int t = blockIdx.y; t < (int)a.n_t; t = k.t + gridDim.y) {
         __syncthreads();
-        k.t = t; /* all write the same */
+        k.t = t; /* all threads write the same */
         __syncthreads();
         backward_tiles(a, k);
     }

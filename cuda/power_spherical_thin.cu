@@ -1,7 +1,7 @@
-/* The PowerSpherical kernels where a t has few pairs of a sample and a component, as the latents of a batch have, one
- * pair each, or mixtures with components of their own: a tile of 128 x 128 would be empty but for those.  A team, which
- * is a warp or, where t are few too, a block, takes a t, a thread a pair.  What is made of so few numbers has no average
- * of errors, and sums may cancel: a pair is in double, sums of products keep what their roundings take. */
+/* The PowerSpherical kernels for few pairs of a sample and a component per t, as in the latents of a batch (one pair
+ * each) or mixtures with their own components: a tile of 128 x 128 would be nearly empty.  A team takes a t, a thread a
+ * pair; a team is a warp or, if there are few t too, a block.  With so few numbers errors do not average out, and sums
+ * may cancel: so pairs are computed in double, and sums of products keep their rounding errors. */
 #include "args.h"
 #include "spherical.cuh"
 #include "tile.cuh"
@@ -40,7 +40,7 @@ thin_row(struct pya_ops_view v, long long i, long long t) {
     return (const float *)v.p + i * v.i + t * v.t;
 }
 
-/* Doubles pass as two floats: 48 of 53 bits. */
+/* Doubles are shuffled as two floats: 48 of 53 bits. */
 static __device__ inline double
 reduce32_add_double(double x) {
     for (int m = 16; m > 0; m >>= 1) {
@@ -51,7 +51,7 @@ reduce32_add_double(double x) {
     return x;
 }
 
-/* 1 + u of the thread's pair, up to 2; of a thread without one, anything.  By all threads. */
+/* 1 + u of the thread's pair, up to 2; undefined in a thread without one.  Called by all threads. */
 static __device__ inline double
 thin_one_plus_u(const struct pya_ops_ps &a, const struct thin_place &p) {
     __shared__ double found[THREADS];
@@ -82,7 +82,7 @@ struct thin_pair {
     bool is_behind;
 };
 
-/* By all threads. */
+/* Called by all threads. */
 static __device__ inline struct thin_pair
 thin_pair(const struct pya_ops_ps &a, const struct thin_place &p) {
     __shared__ double norms[2][THREADS];
@@ -111,15 +111,15 @@ thin_pair(const struct pya_ops_ps &a, const struct thin_place &p) {
 static __device__ inline double
 thin_log_prob(const struct thin_pair &x) {
     const double log_y = x.is_behind ? (double)bottom_of((float)x.kappa) : x.log_y;
-    return x.kappa * log_y + x.h; /* a NaN stays */
+    return x.kappa * log_y + x.h; /* NaN stays NaN */
 }
 
-/* A mixture's term of a pair, the exp of what it is beside the sample's largest, and the sum of those. */
+/* A mixture's term of a pair, exp(its log-probability - the sample's largest), and the sum of these terms. */
 struct thin_share {
     double term, sum, top;
 };
 
-/* By all threads.  Backward it is made again: shares by the result, which is rounded, lose more where they cancel. */
+/* Called by all threads.  The backward recomputes it: shares relative to the rounded result lose more where they cancel. */
 static __device__ inline struct thin_share
 thin_share(const struct pya_ops_ps &a, const struct thin_place &p, double x) {
     __shared__ double terms[2][THREADS];
@@ -157,7 +157,7 @@ thin_forward(const struct pya_ops_ps &a) {
     }
 }
 
-/* Rows of a gradient, each the sum of n weights, step apart, times the rows of the other kind. */
+/* Rows of a gradient: each is the sum of n weights, step apart, times rows of the other kind. */
 struct thin_rows {
     struct pya_ops_view to, others;
     int n_rows, row_step;
@@ -228,19 +228,19 @@ thin_backward(const struct pya_ops_ps &a) {
     }
 }
 
-/* A t has at most 32 pairs, a warp takes it.  blocks: t / 8 */
+/* For t's with at most 32 pairs, a warp each.  blocks: t / 8 */
 extern "C" __global__ void __launch_bounds__(THREADS)
 pya_ps_forward_thin(struct pya_ops_ps a) {
     thin_forward<32>(a);
 }
 
-/* Four blocks a multiprocessor, as below: left alone, ptxas of CUDA 13.0 takes 40 registers on 8.0 or 10.0 and spills. */
+/* Four blocks per multiprocessor, as below: otherwise ptxas of CUDA 13.0 takes 40 registers on 8.0 or 10.0 and spills. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 pya_ps_backward_thin(struct pya_ops_ps a) {
     thin_backward<32>(a);
 }
 
-/* At most 256 pairs, a block.  blocks: t */
+/* For t's with at most 256 pairs, a block each.  blocks: t */
 extern "C" __global__ void __launch_bounds__(THREADS)
 pya_ps_forward_few(struct pya_ops_ps a) {
     thin_forward<THREADS>(a);
