@@ -16,7 +16,7 @@ bool pya_torch_pool_takes_allocator(const char **detail);
 /* The versions for torch 2.6 and 2.7.  pool_in_use: the pool that empty_cache() is meant for; {0, 0}: all memory. */
 void pya_torch_pool_create_without(void *self, int8_t device, pya_pool_id id);
 pya_pool_id pya_torch_pool_in_use(void);
-/* Call it before requests are routed to a pool; throws if it has an allocator of its own that is not known (2.6, 2.7). */
+/* Call it before requests are routed to a pool; throws if it has its own allocator and torch (2.6, 2.7) did not pass it. */
 void pya_torch_pool_check_allocator(void);
 /* Call it after requests were routed to a pool.  If cudaMalloc is watched, a pool without memory will use cudaMalloc. */
 void pya_torch_pool_note_begun(int8_t device, pya_pool_id id);

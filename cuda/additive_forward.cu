@@ -1,7 +1,7 @@
 /* Additive attention forward: probabilities, and the mean of the values under them. */
 #include "additive.cuh"
 
-/* Quads at once of the rows of values whose mean is made. */
+/* Quads of the rows of values loaded at once for their mean. */
 static __device__ constexpr int
 values_ahead(bool is_wide) {
     return is_wide ? 5 : 2;

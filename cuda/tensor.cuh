@@ -338,8 +338,8 @@ weigh_unscale(float scale) {
     return __int_as_float((243 - exponent) << 23);
 }
 
-/* Weights of k from o on, split, as half_multiply wants them; first: the thread's first row of the result, and
- * its slot in k.  TRANSPOSED, k come in another order, that of weigh_slot: then no two lanes meet in a bank. */
+/* Weights of k from o on, split, in the form that half_multiply takes; first: the thread's first row of the result, and
+ * its slot in k.  If TRANSPOSED, k is permuted as by weigh_slot, to avoid bank conflicts. */
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_fragments(struct fragments_a *a, const float *first, const float scale[4]) {

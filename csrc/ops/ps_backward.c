@@ -74,10 +74,10 @@ backward_log(struct backward_cosine x, enum backward_form form) {
     return v_sel(m_eq(x.gap, v_set(PS_BEHIND)), v_set((real)-INFINITY), log);
 }
 
-/* The exp of a mixture's terms beside its result.  Where gradients cancel, shares that add up to 1 lose less than those
- * by the result, which is rounded: what is large cancels first, so that it does not round what it leaves, and all are
- * held against their own sum.  PARTS have no such sum, and are rounded as the forward's terms were: of one that outweighs
- * all others nothing is left but a share of 1. */
+/* exp(term - result) for a mixture's terms.  If gradients cancel, shares that add up to 1 lose less than shares relative to
+ * the rounded result.  So large parts are cancelled first, before they can round away the rest, and the terms are divided by
+ * their own sum (amiss).  PARTS have no such sum and are rounded like the forward's terms, so that a term that outweighs
+ * all others has a share of exactly 1. */
 static inline __attribute__((always_inline)) void
 backward_terms(
     const struct ps_tile *w, struct backward_strip *s, int i, enum backward_kind kind,
@@ -106,8 +106,8 @@ backward_terms(
     s->amiss[i] = kind == SHARES && all > 0 ? (real)(1 / all - 1) : 0;
 }
 
-/* Cosines in, W out, the lanes' sums of G and of G s updated: in double, as gradients cancel.  What s has beside the
- * logarithm is added at the end. */
+/* Turns cosines into W, and adds to the lanes' sums of G and of G s, in double because gradients cancel.  The rest of s
+ * besides the logarithm is added at the end. */
 static inline __attribute__((always_inline)) void
 backward_sums(
     const struct ps_tile *w, const struct backward_strip *s, enum backward_kind kind,
@@ -175,7 +175,7 @@ backward_strip(const struct ps_tile *w, struct backward_strip *s, enum backward_
     }
 }
 
-/* A strip's form; mostly the least and the largest cosine say which. */
+/* A strip's form; mostly its least and its largest cosine decide it. */
 static enum backward_form
 backward_form(
     const struct ps_tile *w, const struct backward_strip *s, int dim, enum backward_kind kind) {

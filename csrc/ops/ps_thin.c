@@ -166,8 +166,8 @@ thin_log_probs(struct thin *x) {
     }
 }
 
-/* The exp of a mixture's terms, of which n_m that follow one another are a sample's, beside the largest; that stays
- * finite.  Normalizers are large in many dimensions and close to one another, so that their low digits count. */
+/* exp(term - the sample's largest term) for a mixture's terms; each sample has n_m consecutive ones.  The largest is kept
+ * finite.  In many dimensions normalizers are large and close to one another, so their low digits count. */
 static void
 thin_exp(struct thin *x, int n_m, real *to) {
     const struct ps_tile *w = &x->w;

@@ -8,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MOST_PENDING = 4096
-}; /* frees without an end before it is clear that the trace tells of none */
+enum { MOST_PENDING = 4096 }; /* with more, and no FREE_COMPLETED yet, the trace has none */
 enum { MOST_PHASES = 64 }; /* phases by which blocks without a stack are split, "none" included */
 
 static size_t
