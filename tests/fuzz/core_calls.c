@@ -22,7 +22,9 @@ op_peer(struct world *world) {
     int peer = (how / 2 & 1) != 0 ? N_DEVICES : 1 - how % N_DEVICES;
     pya_status st = pya_enable_peer(world->heap, how % N_DEVICES, peer);
     SAY("device %d: peer %d -> %d\n", how % N_DEVICES, peer, st);
-    if (st != PYA_E_NOTSUP && world->open_fails == open_fails) {
+    const bool is_refused = (world->configs[how % N_DEVICES].refused_peers >> peer & 1) != 0;
+    world->may_fail = world->may_fail || (is_refused && st == PYA_OK); /* when memory is mapped */
+    if (st != PYA_E_NOTSUP && !is_refused && world->open_fails == open_fails) {
         require_status(world, how % N_DEVICES, st);
     }
 }
@@ -56,9 +58,12 @@ op_import(struct world *world) {
     if (st == PYA_OK) {
         world->imports[world->n_imports++] = base;
     }
+    if (st == PYA_E_NOMEM) {
+        return; /* of addresses */
+    }
     if ((how & 0x80) != 0) {
         REQUIRE(st == PYA_E_FOREIGN || world->may_fail || world->has_host_fault);
-    } else if (st != PYA_E_NOMEM) { /* of addresses */
+    } else {
         require_status(world, live->device, st);
     }
 }
@@ -114,9 +119,58 @@ op_tell(struct world *world) {
     REQUIRE_EQ(pya_history_annotate(world->heap, ptr, NULL), ptr == 1 ? PYA_E_FOREIGN : PYA_OK);
 }
 
+/* A stream is captured by hand, which nobody tells the heap of. */
+static void
+op_capture(struct world *world) {
+    const uint8_t how = fuzz_byte(&world->in);
+    const int device = how % N_DEVICES;
+    const pya_stream stream = stream_of(how >> 1);
+    const uint32_t bit = UINT32_C(1) << (stream / 16);
+    (void)fault_disarm(); /* see op_host_fault() */
+    const bool is_on = (world->captured[device] & bit) == 0;
+    if (world->sims[device] == NULL || (is_on && stream_is_capturing(world, device, stream))) {
+        return;
+    }
+    SAY("capture of stream %d of device %d by hand: %s\n", (int)stream, device,
+        is_on ? "begins" : "ends");
+    pya_sim_set_destroyed(world->sims[device], stream, false);
+    pya_sim_set_capturing(world->sims[device], stream, is_on);
+    world->captured[device] ^= bit;
+}
+
+void
+captures_end(struct world *world, int device) {
+    for (unsigned i = 0; i < N_STREAMS; i++) {
+        if ((world->captured[device] >> i & 1) != 0) {
+            pya_sim_set_capturing(world->sims[device], stream_of(i), false);
+        }
+    }
+    world->captured[device] = 0;
+}
+
+/* The stream's handle is another's now, of this device's context or another's. */
+static void
+op_context(struct world *world) {
+    const uint8_t how = fuzz_byte(&world->in);
+    const int device = how % N_DEVICES;
+    const pya_stream stream = stream_of(how >> 1);
+    (void)fault_disarm();
+    if (world->sims[device] != NULL && !stream_is_capturing(world, device, stream)) {
+        SAY("stream %d of device %d is of context %d\n", (int)stream, device, how >> 6);
+        pya_sim_set_destroyed(world->sims[device], stream, false);
+        pya_sim_set_context(world->sims[device], stream, how >> 6);
+    }
+}
+
 void
 op_rare(struct world *world) {
     static void (*const ops[])(struct world *) = {op_foreign,      op_peer,  op_import, op_import,
                                                   op_import_close, op_claim, op_claim,  op_tell};
-    ops[fuzz_byte(&world->in) % (sizeof ops / sizeof *ops)](world);
+    static void (*const wide_ops[])(struct world *) = {op_capture, op_capture, op_context, op_fork};
+    const uint8_t kind = fuzz_byte(&world->in);
+    if (world->is_wide && kind >= 0x80) {
+        wide_ops[kind % (sizeof wide_ops / sizeof *wide_ops)](world);
+    } else {
+        ops[kind % (sizeof ops / sizeof *ops)](world);
+    }
 }

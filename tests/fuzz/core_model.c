@@ -11,7 +11,7 @@ is_capturing(const struct world *world, int device) {
             return true;
         }
     }
-    return false;
+    return world->captured[device] != 0;
 }
 
 bool
@@ -22,7 +22,8 @@ stream_is_capturing(const struct world *world, int device, pya_stream stream) {
             return true;
         }
     }
-    return false;
+    return stream < stream_of(N_STREAMS - 1) + 1 &&
+           (world->captured[device] >> (stream / 16) & 1) != 0;
 }
 
 void
@@ -31,6 +32,7 @@ require_status(struct world *world, int device, pya_status st) {
     good = good || ((st == PYA_E_DEVICE || st == PYA_E_NOMEM) && world->may_fail);
     good = good || (st == PYA_E_HOST_NOMEM && world->has_host_fault);
     good = good || (st == PYA_E_CAPTURE && (is_capturing(world, device) || world->has_foreign));
+    good = good || ((st == PYA_E_CAPTURE || st == PYA_E_NOTSUP) && world->may_refuse);
     if (!good) {
         fprintf(stderr, "status: %s\n", pya_status_text(st));
     }
@@ -95,7 +97,7 @@ live_add(struct world *world, struct live live) {
     REQUIRE_EQ(live.ptr % PYA_ALIGN, 0);
     REQUIRE_EQ(pya_block_info(world->heap, live.ptr, &base, &live.bytes, &device), PYA_OK);
     REQUIRE(base == live.ptr && device == live.device && live.bytes >= rounded);
-    if (!world->config.no_vmm && world->options.vmm && !world->no_split &&
+    if (!world->configs[live.device].no_vmm && world->options.vmm && !world->no_split &&
         world->options.roundup_power2_divisions <= 1) {
         REQUIRE_EQ(live.bytes, rounded);
     }
@@ -105,6 +107,7 @@ live_add(struct world *world, struct live live) {
     }
     world->live[world->n_live++] = live;
     kernels_add(world, &live);
+    plan_note(world, &world->live[world->n_live - 1]);
 }
 
 void
@@ -124,6 +127,7 @@ live_use(struct world *world, struct live *live, pya_stream stream) {
 struct context {
     struct world *world;
     size_t n;
+    unsigned place; /* of the program; 0: not known */
 };
 
 void *
@@ -133,7 +137,7 @@ context_capture(void *arg, bool with_stack) {
         return NULL;
     }
     struct context *context = malloc(sizeof *context);
-    *context = (struct context){world, 1};
+    *context = (struct context){world, 1, (unsigned)(world->n_contexts % 5)};
     world->n_contexts++;
     return context;
 }
@@ -152,4 +156,26 @@ context_release(void *arg, void *context) {
         world->n_contexts--;
         free(context);
     }
+}
+
+void *
+context_of_free(void *arg, void *here, void *allocation) {
+    if (here == NULL) {
+        context_retain(arg, allocation);
+    }
+    return here == NULL ? allocation : here;
+}
+
+uint64_t
+context_key(void *arg, void *context) {
+    (void)arg;
+    return ((const struct context *)context)->place;
+}
+
+bool
+context_describe(void *arg, void *context, char *text, size_t text_bytes) {
+    (void)arg;
+    const unsigned place = ((const struct context *)context)->place;
+    (void)snprintf(text, text_bytes, "place %u", place);
+    return place != 1;
 }

@@ -1,88 +1,7 @@
-/* What the parts of fuzz_core share: the heap under test and the naive model of it. */
+/* What the parts of fuzz_core share: the operations, and what they are held against. */
 #pragma once
 
-#include "core/heap.h"
-#include "device/sim.h"
-#include "fault.h"
-#include "fuzz.h"
-#include "stat.h"
-
-enum {
-    N_DEVICES = 2,
-    N_STREAMS = 4,
-    N_POOLS = 3,
-    MAX_LIVE = 192,
-    N_GONE = 8,
-    MAX_OPS = 2000,
-    HOOK_DEPTH = 3,
-    MAX_IMPORTS = 4,
-    MAX_KERNELS = 64,
-    MAX_PLACES = 128
-};
-
-struct live {
-    pya_dptr ptr;
-    size_t requested, bytes; /* bytes: of the block, as the heap tells */
-    int device;
-    pya_stream stream;
-    bool is_used; /* by work of one stream: another's beside it would be the
-                   program's own race */
-};
-
-struct pool {
-    size_t n_users;
-    bool is_active, is_capturing;
-    pya_stream stream; /* of the capture; UINT64_MAX: every one */
-};
-
-struct kernel {
-    int device;
-    struct pya_pool_id pool;
-    pya_dptr ptr;
-    uint64_t page; /* there */
-};
-
-struct world {
-    struct fuzz_input in;
-    const uint8_t *begin;    /* of the input */
-    const uint8_t *again_at; /* where the latest op_again() stands */
-    unsigned n_again;        /* and how often it still goes back */
-    struct pya_heap *heap;
-    struct pya_sim *sims[N_DEVICES];
-    struct pya_sim_config config;
-    struct pya_device_ops device_ops; /* the sims', but for waiting */
-    pya_status (*device_sync)(struct pya_device *dev);
-    bool has_pressure;  /* hooks free and allocate in the midst of a request */
-    bool has_meanwhile; /* others go on while somebody waits */
-    bool is_meanwhile;  /* they do: a block may be live that its taker does not know of yet */
-    struct pya_options options;
-    struct pya_layout layout;
-    struct pya_layout_place places[MAX_PLACES];
-    struct live live[MAX_LIVE + 2 * HOOK_DEPTH]; /* hooks allocate beyond */
-    size_t n_live;
-    pya_dptr gone[N_GONE];     /* freed lately */
-    struct live freed[N_GONE]; /* the same, and where it lay */
-    pya_dptr imports[MAX_IMPORTS];
-    size_t n_imports;
-    struct pool pools[N_DEVICES][N_POOLS];
-    struct kernel kernels[MAX_KERNELS];
-    size_t n_kernels;
-    size_t n_filters; /* not dropped yet */
-    size_t n_contexts;
-    bool has_foreign;    /* streams that are not asked, and taken to be capturing for
-                       a while after they were */
-    bool has_imported;   /* at some time: the pages live as long as their imports */
-    bool no_split;       /* a pool was told so: blocks may be larger than asked for */
-    bool may_fail;       /* device calls were made to fail, at some time */
-    bool has_host_fault; /* now */
-    unsigned open_fails; /* so many openings of devices */
-    unsigned depth;      /* of hooks */
-};
-
-static inline pya_stream
-stream_of(unsigned i) {
-    return 16 * (pya_stream)(i % N_STREAMS);
-}
+#include "core_world.h"
 
 /* PYA_FUZZ_VERBOSE=1 prints what an input does. */
 extern bool is_verbose;
@@ -108,6 +27,27 @@ void live_use(struct world *world, struct live *live, pya_stream stream);
 void *context_capture(void *arg, bool with_stack);
 void context_retain(void *arg, void *context);
 void context_release(void *arg, void *context);
+void *context_of_free(void *arg, void *here, void *allocation);
+uint64_t context_key(void *arg, void *context);
+bool context_describe(void *arg, void *context, char *text, size_t text_bytes);
+
+/* ---- core_settings.c ---- */
+
+/* What the first bytes of an input choose: options, devices, a layout. */
+void settings_take(struct world *world);
+/* The run is to be made twice: the second time with the places of what the first one asked for. */
+bool settings_want_plan(const uint8_t *data, size_t n);
+void plan_note(struct world *world, struct live *live);
+void plan_note_free(struct world *world, const struct live *live);
+/* The places, and how far the program has drifted from them since. */
+void plan_finish(struct plan *plan, const uint8_t *data);
+
+/* ---- core_forks.c ---- */
+
+/* A child is forked off, which may look at the heap and give it up. */
+void op_fork(struct world *world);
+/* The same from within a call. */
+void world_fork(struct world *world);
 
 /* ---- core_graphs.c ---- */
 
@@ -128,6 +68,8 @@ extern struct world *filter_world; /* whose filters are dropped */
 /* ---- core_calls.c ---- */
 
 void import_close(struct world *world, size_t i);
+/* Those begun by hand. */
+void captures_end(struct world *world, int device);
 void op_rare(struct world *world);
 
 /* ---- core_ops.c: each takes what it needs off the input ---- */

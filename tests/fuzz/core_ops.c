@@ -28,7 +28,7 @@ check_shortage(struct world *world, int device, size_t bytes) {
     size_t free_bytes, total_bytes;
     if (card == NULL || world->may_fail || world->has_meanwhile || world->has_pressure ||
         world->has_foreign || world->has_imported || is_capturing(world, device) ||
-        world->config.no_vmm || !world->options.vmm || card->n_active > 0 ||
+        world->configs[device].no_vmm || !world->options.vmm || card->n_active > 0 ||
         card->lacks_addresses || world->options.roundup_power2_divisions > 1) {
         return;
     }
@@ -43,6 +43,25 @@ check_shortage(struct world *world, int device, size_t bytes) {
     REQUIRE(bytes > card->caps.total_bytes || n_there + room / PYA_PAGE < pya_pages_for(bytes));
 }
 
+/* What is reserved, of a device that may be not open yet. */
+static int64_t
+reserved_of(struct world *world, int device) {
+    return stat_of(world->heap, device, "reserved_bytes.all.current");
+}
+
+/* It grew: then not past what the device may hold. */
+static void
+check_limit(struct world *world, int device, int64_t before) {
+    const int64_t after = reserved_of(world, device);
+    const struct pya_card *card = pya_heap_open_card(world->heap, device);
+    const size_t limit = pya_get_limit(world->heap, device, PYA_LIMIT_HARD);
+    if (card != NULL && after > before && !world->has_meanwhile && !world->has_pressure) {
+        const double fraction = pya_get_fraction(world->heap, device);
+        REQUIRE(limit == 0 || after <= (int64_t)limit);
+        REQUIRE(fraction >= 1 || (double)after <= fraction * (double)card->caps.total_bytes);
+    }
+}
+
 void
 op_alloc(struct world *world) {
     uint8_t where = fuzz_byte(&world->in);
@@ -51,10 +70,12 @@ op_alloc(struct world *world) {
     if (world->n_live >= MAX_LIVE) {
         return;
     }
+    const int64_t before = reserved_of(world, live.device);
     unsigned open_fails = world->open_fails;
     pya_status st = pya_alloc(world->heap, live.device, live.requested, stream, &live.ptr);
     SAY("alloc device %d stream %d: %zu -> %d 0x%llx\n", live.device, (int)stream, live.requested,
         st, (unsigned long long)live.ptr);
+    check_limit(world, live.device, before);
     if (world->open_fails < open_fails) {
         REQUIRE_EQ(st, PYA_E_DEVICE);
     } else if (st == PYA_OK && live.requested == 0) {
@@ -87,6 +108,7 @@ op_free(struct world *world) {
     struct live live = world->live[i];
     SAY("free 0x%llx\n", (unsigned long long)live.ptr);
     pya_sim_disown(world->sims[live.device], live.ptr, live.bytes);
+    plan_note_free(world, &live);
     world->live[i] = world->live[--world->n_live];
     world->gone[live.ptr / PYA_ALIGN % N_GONE] = live.ptr;
     world->freed[live.ptr / PYA_ALIGN % N_GONE] = live;
@@ -158,10 +180,15 @@ op_give_back(struct world *world) {
     uint8_t how = fuzz_byte(&world->in);
     int device = how % N_DEVICES;
     size_t bytes = ((size_t)how >> 3) << 24;
+    const int64_t before = reserved_of(world, device);
     pya_status st = (how & 4) != 0   ? pya_trim(world->heap, device, bytes)
                     : (how & 2) != 0 ? pya_empty_cache(world->heap, -1)
                                      : pya_empty_cache(world->heap, device);
     SAY("give back %s device %d -> %d\n", (how & 4) != 0 ? "some" : "all", device, st);
+    if (!world->may_fail && !world->has_meanwhile && !world->configs[device].no_vmm) {
+        const int64_t kept = (int64_t)world->kept[device];
+        REQUIRE(reserved_of(world, device) >= (before < kept ? before : kept));
+    }
     if (st == PYA_E_CAPTURE) { /* -1: any device's */
         REQUIRE(is_capturing(world, 0) || is_capturing(world, 1) || world->has_foreign);
     } else {
@@ -200,11 +227,15 @@ op_fault(struct world *world) {
         (void)pya_sim_fail_clear(sim);
         return;
     }
-    SAY("device %d: call %d of kinds 0x%x fails%s\n", how % N_DEVICES, 1 + (how >> 4), kinds,
-        (how & 8) ? ", later too" : "");
+    pya_status st = (how & 4) != 0 ? PYA_E_NOMEM : PYA_E_DEVICE;
+    if (world->is_wide && (how & 2) == 0 && (kinds >> 22) % 4 != 0) {
+        st = (kinds >> 22) % 4 == 1 ? PYA_E_NOTSUP : PYA_E_CAPTURE;
+        world->may_refuse = true;
+    }
+    SAY("device %d: call %d of kinds 0x%x fails%s: %s\n", how % N_DEVICES, 1 + (how >> 4), kinds,
+        (how & 8) ? ", later too" : "", pya_status_text(st));
     world->may_fail = true;
-    pya_sim_fail(
-        sim, kinds, 1 + (how >> 4), (how & 4) != 0 ? PYA_E_NOMEM : PYA_E_DEVICE, (how & 8) != 0);
+    pya_sim_fail(sim, kinds, 1 + (how >> 4), st, (how & 8) != 0);
 }
 
 void
@@ -292,6 +323,17 @@ op_query(struct world *world) {
         REQUIRE(
             segment.base <= live->ptr && live->ptr + live->bytes <= segment.base + segment.bytes);
     }
+    if (world->is_wide && (how & 0x80) != 0) {
+        struct pya_snapshot snap;
+        const struct pya_pool_id id = pool_id(how % N_POOLS);
+        const pya_status st = pya_snapshot_take(world->heap, &id, (how & 0x40) != 0, &snap);
+        for (size_t i = 0; st == PYA_OK && i < snap.n_segments; i++) {
+            REQUIRE_EQ(snap.segments[i].pool.second, id.second);
+        }
+        if (st == PYA_OK) {
+            pya_snapshot_fini(&snap);
+        }
+    }
     if (world->sims[device] != NULL) {
         pya_status st = pya_memory_info(world->heap, device, &info);
         require_status(world, device, st);
@@ -324,9 +366,8 @@ op_steer(struct world *world) {
     case 3:
         bytes = which == 255 ? PYA_REQUEST_MAX : bytes / 4;
         st = pya_reserve(world->heap, device, bytes, stream_of(how >> 4));
-        REQUIRE(
-            st != PYA_OK ||
-            stat_of(world->heap, device, "reserved_bytes.all.current") >= (int64_t)bytes);
+        REQUIRE(st != PYA_OK || reserved_of(world, device) >= (int64_t)bytes);
+        world->kept[device] = st == PYA_OK ? bytes : world->kept[device];
         st = st == PYA_E_NOMEM ? PYA_OK : st;
         break;
     case 4:

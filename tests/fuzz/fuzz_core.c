@@ -1,5 +1,5 @@
-/* The allocator on the simulated device: the input is a settings byte or two,
- * then operations, held against a naive model after each.
+/* The allocator on the simulated device: the input is some bytes of settings
+ * (core_settings.c), then operations, held against a naive model after each.
  *
  * What must hold: no two live blocks share a byte, through whatever addresses
  * (the sim's shadow); work of two streams never meets in one block, nothing is
@@ -28,6 +28,9 @@ static pya_status
 world_sync(struct pya_device *dev) {
     struct world *world = filter_world;
     pya_status st = world->device_sync(dev);
+    if (world->may_fork && fuzz_byte(&world->in) % 4 == 0) {
+        world_fork(world); /* in the child, another thread may have had the card's lock */
+    }
     if (world->has_meanwhile && world->depth == 0 && !world->has_host_fault &&
         world->open_fails == 0 && !is_locked(world)) {
         world->depth = HOOK_DEPTH;
@@ -49,13 +52,13 @@ world_open(void *arg, int index, struct pya_device **out) {
         world->open_fails--;
         return PYA_E_DEVICE;
     }
-    pya_status st = pya_sim_create(&world->config, index, &world->sims[index]);
+    pya_status st = pya_sim_create(&world->configs[index], index, &world->sims[index]);
     if (st == PYA_OK) {
         *out = pya_sim_device(world->sims[index]);
         world->device_sync = (*out)->ops->device_sync;
-        world->device_ops = *(*out)->ops;
-        world->device_ops.device_sync = world_sync;
-        (*out)->ops = &world->device_ops;
+        world->device_ops[index] = *(*out)->ops;
+        world->device_ops[index].device_sync = world_sync;
+        (*out)->ops = &world->device_ops[index];
     }
     return st;
 }
@@ -176,82 +179,21 @@ op_next(struct world *world, unsigned kind) {
 
 /* ---- a run ---- */
 
-/* A layout of what the input asks for, as far as that can be told beforehand; places follow one another, and begin anew
- * over the first ones. */
-static void
-world_lay(struct world *world) {
-    struct fuzz_input in = world->in;
-    uint64_t end = 0;
-    size_t n = 0;
-    while (n < MAX_PLACES && fuzz_left(&in) > 0) {
-        if (fuzz_byte(&in) % 64 >= 20) { /* no op_alloc() */
-            continue;
-        }
-        (void)fuzz_byte(&in);
-        uint64_t bytes = pya_round_up(size_of(&in), PYA_ALIGN);
-        if (bytes == 0 || bytes > PYA_REQUEST_MAX) {
-            continue;
-        }
-        uint64_t offset = end % (16 * PYA_PAGE);
-        end += bytes;
-        offset = n % 8 == 7 ? PYA_LAYOUT_ANYWHERE : offset;
-        world->places[n++] = (struct pya_layout_place){offset, bytes, bytes / PYA_ALIGN % 5};
-    }
-    world->layout = (struct pya_layout){world->places, n, n / 2, PYA_LAYOUT_EVERY_DEVICE, NULL};
-    world->options.layouts = &world->layout;
-}
-
 static void
 world_init(struct world *world) {
-    static const char *const options[] = {
-        "",
-        "memory:tight",
-        "memory:fast",
-        "vmm:False",
-        "mappings_per_page:2",
-        "memory:tight,mappings_per_page:1",
-        "roundup_power2_divisions:4",
-        "vmm:False,max_split_size:20MB",
-        "limit:64MB",
-        "per_process_memory_fraction:0.5,memory:tight",
-        "shared_pages:False",
-        "shared_pages:False,memory:tight,mappings_per_page:2",
-        "soft_limit:40MB,garbage_collection_threshold:0.6",
-        "keep_free:30MB,trim_after:2,limit:80MB",
-    };
-    uint8_t settings = fuzz_byte(&world->in);
-    uint8_t device = fuzz_byte(&world->in);
-    char message[200];
-    pya_options_init(&world->options);
-    REQUIRE_EQ(
-        pya_options_parse(
-            &world->options, options[settings % (sizeof options / sizeof *options)], message,
-            sizeof message),
-        PYA_OK);
-    world->config = (struct pya_sim_config){
-        .capacity_bytes = ((size_t)1 + device / 16) * 12 * PYA_PAGE,
-        .address_bytes = (uint64_t)1 << 33,
-        .work = device % 4 == 0   ? PYA_SIM_WORK_AT_ONCE
-                : device % 4 == 1 ? PYA_SIM_WORK_DELAYED
-                                  : PYA_SIM_WORK_BY_HAND,
-        .work_delay = 3,
-        .no_vmm = (device & 12) == 12,
-        .quiet = !is_verbose,
-    };
-    world->has_meanwhile = (settings & 0x20) != 0;
-    world->has_pressure = (settings & 0x40) != 0;
-    if ((settings & 0x10) != 0) {
-        world_lay(world);
-    }
-    world->open_fails = settings >= 0xF0 ? settings & 3U : 0;
+    settings_take(world);
+    const bool has_places = world->has_places;
     struct pya_hooks hooks = {
         .arg = world,
         .open_device = world_open,
         .capture_context = context_capture,
         .retain_context = context_retain,
         .release_context = context_release,
-        .on_pressure = (settings & 0x40) != 0 ? world_pressure : NULL,
-        .on_oom = (settings & 0x40) != 0 ? world_oom : NULL,
+        .context_of_free = has_places ? context_of_free : NULL,
+        .context_key = has_places ? context_key : NULL,
+        .describe_context = has_places ? context_describe : NULL,
+        .on_pressure = world->has_pressure ? world_pressure : NULL,
+        .on_oom = world->has_pressure ? world_oom : NULL,
     };
     REQUIRE_EQ(pya_heap_create(&world->options, &hooks, &world->heap), PYA_OK);
 }
@@ -264,6 +206,7 @@ world_end(struct world *world) {
     for (int d = 0; d < N_DEVICES; d++) {
         if (world->sims[d] != NULL) {
             (void)pya_sim_fail_clear(world->sims[d]);
+            captures_end(world, d);
             REQUIRE_EQ(pya_reserve(world->heap, d, 0, 0), PYA_OK);
         }
         for (int i = 0; i < N_POOLS; i++) {
@@ -305,12 +248,13 @@ world_end(struct world *world) {
     }
 }
 
-int
-LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+static void
+run(const uint8_t *data, size_t n, struct plan *plan, bool is_rehearsal) {
     static struct world world;
-    is_verbose = getenv("PYA_FUZZ_VERBOSE") != NULL;
-    size_t n_host = fault_live();
     memset(&world, 0, sizeof world);
+    world.n_host = fault_live();
+    world.plan = plan;
+    world.is_rehearsal = is_rehearsal;
     filter_world = &world;
     world.in = (struct fuzz_input){data, data + n};
     world.begin = data;
@@ -319,6 +263,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         op_next(&world, fuzz_byte(&world.in) % 64);
     }
     world.has_meanwhile = false;
+    world.may_fork = false;
     /* Half of the runs leave it to destroy; then only host memory can be looked
    * at. */
     if (n % 2 == 0) {
@@ -327,6 +272,19 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     pya_heap_destroy(world.heap);
     REQUIRE_EQ(world.n_filters, 0);
     REQUIRE_EQ(world.n_contexts, 0);
-    REQUIRE_EQ(fault_live(), n_host);
+    REQUIRE_EQ(fault_live(), world.n_host);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    static struct plan plan;
+    const bool has_plan = settings_want_plan(data, n);
+    is_verbose = getenv("PYA_FUZZ_VERBOSE") != NULL;
+    memset(&plan, 0, sizeof plan);
+    if (has_plan) {
+        run(data, n, &plan, true);
+        plan_finish(&plan, data);
+    }
+    run(data, n, has_plan ? &plan : NULL, false);
     return 0;
 }

@@ -1,0 +1,105 @@
+/* The heap under test, the devices it has, and the naive model of what lives there. */
+#pragma once
+
+#include "core/heap.h"
+#include "device/sim.h"
+#include "fault.h"
+#include "fuzz.h"
+#include "stat.h"
+
+enum {
+    N_DEVICES = 2,
+    N_STREAMS = 4,
+    N_POOLS = 3,
+    MAX_LIVE = 192,
+    N_GONE = 8,
+    MAX_OPS = 2000,
+    HOOK_DEPTH = 3,
+    MAX_IMPORTS = 4,
+    MAX_KERNELS = 64,
+    MAX_PLACES = 256
+};
+
+struct live {
+    pya_dptr ptr;
+    size_t requested, bytes; /* bytes: of the block, as the heap tells */
+    int device;
+    pya_stream stream;
+    bool is_used;   /* by work of one stream: another's beside it would be the
+                   program's own race */
+    size_t n_place; /* in the device's plan, from 1 on; 0: none */
+};
+
+struct pool {
+    size_t n_users;
+    bool is_active, is_capturing;
+    pya_stream stream; /* of the capture; UINT64_MAX: every one */
+};
+
+struct kernel {
+    int device;
+    struct pya_pool_id pool;
+    pya_dptr ptr;
+    uint64_t page; /* there */
+};
+
+struct world {
+    struct fuzz_input in;
+    const uint8_t *begin;    /* of the input */
+    const uint8_t *again_at; /* where the latest op_again() stands */
+    unsigned n_again;        /* and how often it still goes back */
+    struct pya_heap *heap;
+    struct pya_sim *sims[N_DEVICES];
+    struct pya_sim_config configs[N_DEVICES];
+    struct pya_device_ops device_ops[N_DEVICES]; /* the sims', but for waiting */
+    pya_status (*device_sync)(struct pya_device *dev);
+    bool has_pressure;  /* hooks free and allocate in the midst of a request */
+    bool has_meanwhile; /* others go on while somebody waits */
+    bool is_meanwhile;  /* they do: a block may be live that its taker does not know of yet */
+    struct pya_options options;
+    struct plan *plan; /* NULL: not of this run */
+    bool is_rehearsal; /* the plan is being made */
+    struct pya_layout layout;
+    struct pya_layout_place places[MAX_PLACES];
+    struct live live[MAX_LIVE + 2 * HOOK_DEPTH]; /* hooks allocate beyond */
+    size_t n_live;
+    pya_dptr gone[N_GONE];     /* freed lately */
+    struct live freed[N_GONE]; /* the same, and where it lay */
+    pya_dptr imports[MAX_IMPORTS];
+    size_t n_imports;
+    struct pool pools[N_DEVICES][N_POOLS];
+    struct kernel kernels[MAX_KERNELS];
+    size_t n_kernels;
+    size_t n_filters; /* not dropped yet */
+    size_t n_contexts;
+    bool has_foreign;  /* streams that are not asked, and taken to be capturing for
+                       a while after they were */
+    bool has_imported; /* at some time: the pages live as long as their imports */
+    bool no_split;     /* a pool was told so: blocks may be larger than asked for */
+    bool may_fail;     /* device calls were made to fail, at some time */
+    bool may_refuse;   /* they were made to answer "not supported" or "a capture forbids it" */
+    bool is_wide;      /* the input chooses rarer settings and operations as well */
+    bool has_places;   /* contexts can be told apart, and described */
+    bool may_fork;     /* a child, once a run */
+    bool is_child;
+    uint64_t kept[N_DEVICES];     /* pya_reserve() */
+    uint32_t captured[N_DEVICES]; /* bit per stream: captured by hand */
+    bool has_host_fault;          /* now */
+    unsigned open_fails;          /* so many openings of devices */
+    unsigned depth;               /* of hooks */
+    size_t n_host;                /* allocations before the run */
+};
+
+/* What one run asked for, as the places of the next. */
+struct plan {
+    struct pya_layout_place places[N_DEVICES][MAX_PLACES];
+    uint64_t freed[N_DEVICES][MAX_PLACES]; /* requests before it; 0: it stays */
+    size_t n[N_DEVICES], n_large[N_DEVICES];
+    pya_stream stream[N_DEVICES];
+    struct pya_layout layouts[N_DEVICES];
+};
+
+static inline pya_stream
+stream_of(unsigned i) {
+    return 16 * (pya_stream)(i % N_STREAMS);
+}
