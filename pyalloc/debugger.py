@@ -1,12 +1,12 @@
-"""The way into a process that listens nowhere: gdb, which lets it call back.
+"""The way into a process that does not listen: through gdb, which makes it connect back.
 
-The process is halted for a fraction of a second.  All that is called there is mmap(), for a page that holds the text of
-_bootstrap/injected.py, and Py_AddPendingCall(), for which Python needs no lock and asks for no memory: the text is run
-by the main thread when it next is between two steps of Python.  A main thread that waits for something outside does not
-come to that by itself; there, where it is known to hold no lock, the text is run in the middle of its wait.
+The process is stopped for a fraction of a second.  gdb makes only two calls in it: mmap(), for a page with the text of
+_bootstrap/injected.py, and Py_AddPendingCall(), which takes no lock and allocates nothing.  The main thread then runs
+the text between two bytecodes.  A main thread that waits for something outside does not get there; if it is known to
+hold no lock, the text is run in the middle of its wait.
 
-A gdb that cannot write all registers finds that out in the middle of a call, which the program does not outlive.  So
-one is written before anything else; versions before 14 can do so on processors with AMX with the help of csrc/gdb.
+A gdb that cannot write all registers notices that only during a call, and the program would not survive it.  So a
+register is written before anything else.  Versions before 14 can write it on processors with AMX only with csrc/gdb.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from pyalloc.errors import UsageError
 from pyalloc.live import peer_of, received
 from pyalloc.processes import ENTRY, FUTEX, WAITS, Process
 
-_GDB_S = 120.0  # it takes half a second; what hangs then is not ours to end
-_DIRECT_S = 2.0  # for a main thread that may be on its way
+_GDB_S = 120.0  # it usually takes half a second; after this we give up
+_DIRECT_S = 2.0  # time for the main thread to run it by itself
 _ANSWER_S = 90.0
 _LOOK_S = 0.25
-_TEXT, _SCRIPT, _PRELOADED = "text", "script", "preloaded"  # files of the private folder
+_TEXT, _SCRIPT, _PRELOADED = "text", "script", "preloaded"  # files in the private folder
 _LIBRARY = Path(__file__).parent / "lib" / "libpyalloc_gdb.so"
 _OPTIONS = ("-nx", "-q", "-batch")
-_FASTER = "-readnever"  # without what it needs to tell who called a function
-# Nothing is loaded, looked up or run that the process, or a folder, brings along; its threads go on meanwhile.
+_FASTER = "-readnever"  # does not read debug information, which only backtraces need
+# Load, look up and run nothing that the process or a folder provides; let its other threads run during calls.
 _SETTINGS = (
     "set auto-load off", "set auto-solib-add off", "set confirm off", "set pagination off", "set language c",
     "set unwindonsignal on", "set print thread-events off",
 )  # fmt: skip
 _LIBRARIES = ("libpython", r"/libc[.-]", "ld-musl")
-# What waits for another thread, with all locks of Python's own let go of: the second since 3.13, there for join() and
-# queues, from 3.14 on for locks too.
+# Functions that wait for another thread while holding none of Python's locks.  The second exists since 3.13, for join()
+# and queues, and from 3.14 on for locks, too.
 _FOR_ANOTHER = ("PyThread_acquire_lock_timed", "_PySemaphore_Wait")
-# Twice another value of a flag that says an operation was invalid; gdb writes no register that stays as it is.
+# Changes the invalid-operation flag twice: gdb does not write a register whose value stays the same.
 _WRITES_REGISTERS = ["set var $mxcsr = $mxcsr ^ 1"] * 2
 _CANNOT_WRITE = "extended state"
 _MAPPED = "((unsigned long (*)(void *, unsigned long, int, int, int, long)) mmap)(0, {size}, 3, 0x22, -1, 0)"
@@ -62,12 +62,12 @@ def ask(
     wait_s: float,
     tell: Callable[[str], object],
 ) -> dict[str, Any]:
-    """What the process answers to a request (attached.py).
+    """The process's answer to a request (attached.py).
 
-    tell: is called with what it is doing, while it does not come to the request.
+    tell: called with what the process is doing while it does not get to the request.
 
     Raises:
-        UsageError: it cannot be brought in, or the process did not come to it: then it never will.
+        UsageError: the debugger could not get in, or the process did not get to the request; then it never will.
     """
     gdb = _gdb()
     with files.temporary_folder("pyalloc-", _short_folder()) as name:
@@ -79,7 +79,7 @@ def ask(
             listener.listen(4)
             listener.settimeout(_LOOK_S)
             _lay_down(folder / _TEXT, address)
-            # Under another name, because the loader splits what is to be preloaded at blanks and colons.
+            # A link under another name, because the loader splits LD_PRELOAD at spaces and colons.
             (folder / _PRELOADED).symlink_to(_LIBRARY)
             _call(gdb, process, folder, direct=False)
             connection = _awaited(gdb, process, folder, listener, wait_s, tell)
@@ -88,7 +88,7 @@ def ask(
 
 
 def _gdb() -> str:
-    if platform.machine() != "x86_64":  # the registers that _script() names
+    if platform.machine() != "x86_64":  # _script() names its registers
         raise UsageError(
             "the process was not started with `pyalloc run`, so a debugger would have to enter it, which works on "
             "x86-64 only; start the program with `pyalloc run`"
@@ -103,12 +103,12 @@ def _gdb() -> str:
 
 
 def _short_folder() -> str | None:
-    """For a socket, whose path has 107 characters at most."""
+    """A parent folder for a socket, whose path can have at most 107 characters."""
     return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 80 else None
 
 
 def _lay_down(file: Path, address: str) -> None:
-    """What the process is to run: it leaves no name in the program's, and lets no error out."""
+    """Writes the text that the process runs: it leaves no names in the program and lets no exception out."""
     source = f"{Path(injected.__file__).read_text()}\nstart({address!r})\n"
     text = (
         "try:\n"
@@ -146,7 +146,7 @@ def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
     env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(folder)}
     if (folder / _PRELOADED).exists():
         env["LD_PRELOAD"] = f"./{_PRELOADED}"
-    # In a session of its own: Ctrl-C would leave the process in the middle of a call that is not its own.
+    # In a session of its own: Ctrl-C would kill gdb and leave the process in the middle of gdb's call.
     child = subprocess.Popen(
         [
             gdb,
@@ -178,7 +178,7 @@ def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
 
 
 def _why_not(process: Process, said: str) -> str:
-    """In words, and with what to do."""
+    """Says why it failed, and what to do."""
     pid = process.pid
     if processes.has_ended(pid):
         return f"process {pid} has ended in the meantime"
@@ -197,7 +197,7 @@ def _why_not(process: Process, said: str) -> str:
 
 
 def _leave() -> str:
-    """What keeps debuggers out here."""
+    """Which setting of the system keeps debuggers out."""
     other = "or start the program with `pyalloc run`, which needs no debugger"
     try:
         scope = _SCOPE.read_text().strip()
@@ -221,7 +221,7 @@ def _awaited(
     wait_s: float,
     tell: Callable[[str], object],
 ) -> socket.socket:
-    """The process's call back."""
+    """The connection that the process makes."""
     begin = time.monotonic()
     direct_from = begin + _DIRECT_S
     while True:

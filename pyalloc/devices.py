@@ -56,7 +56,7 @@ def _index_of_name(device: Any, current: int) -> int:
 
 
 def in_use(torch: Any) -> list[int]:
-    """Numbers of the devices that have a context in this process; to ask one that has none would make it."""
+    """The devices with a context in this process.  Asking any other device about itself would create a context."""
     if not torch.cuda.is_initialized():
         return []
     return [*filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))]

@@ -1,4 +1,4 @@
-"""Run a program on the host-memory CUDA runtime, and find out what memory it needed."""
+"""Runs a program on the host-memory CUDA runtime, and finds out how much memory it needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
 
 ALLOCATORS = ("native", "expandable", "pyalloc")
-# Driver and runtime calls that take or give device memory: what an allocator spends.
+# Driver and runtime calls that take or release device memory: an allocator's cost.
 _MEMORY_CALLS = re.compile(
     r"^(cudaMalloc|cudaFree|cudaMallocAsync|cudaFreeAsync|cudaMallocManaged|"
     r"cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)\w*)$"
@@ -32,9 +32,9 @@ _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and on what.  memory: bytes of each device; reaches_python: pyalloc has to get into the program.
+    """What to run, and on what.  memory: bytes of each device; reaches_python: pyalloc must get into the program.
 
-    plan: a file, for pyalloc; "": that of the environment, if there is one.
+    plan: a file for pyalloc; "": the environment's, if it names one.
     """
 
     command: tuple[str, ...]
@@ -47,9 +47,9 @@ class Options:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """One device of one process.  Bytes; requested, allocated and reserved are torch's own, None where it did not tell.
+    """One device of one process, in bytes.  requested, allocated and reserved are torch's figures, None if unknown.
 
-    physical: which of --devices it is; device: its number in the process, which may see some of them only.
+    physical: which of --devices it is; device: its number in the process, which may only see some of them.
     """
 
     pid: int
@@ -66,20 +66,20 @@ class DeviceUse:
 class Result:
     """What a dry run found.
 
-    fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
-    limited: it died of a limit that was set, less than the device has.  needed_bytes: what it had asked a device for
-    when it was last out of memory, the refused request too; 0: it never was.
-    memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of what lies on the device;
-    known_copies: those of values that are right, although no kernel ran.
-    untold: processes whose torch had no figures; those asked to use pyalloc did not.  killed: those that began to use a
-    device and told nothing at all; still_running: these were not waited for.
+    fits: the program succeeded and no process died of lack of memory.  ooms: out-of-memory errors, caught or not.
+    limited: it died at a limit that was set below the device's size.  needed_bytes: bytes requested from the device at
+    the last out-of-memory error, including the refused request; 0: there was none.
+    memory_calls: calls that take, map or release device memory.  dtoh_copies: copies from the device to the host;
+    known_copies: those whose values are right although no kernel ran.
+    untold: processes without torch's figures; if they were to use pyalloc, they did not.  killed: processes that began
+    to use a device and left no figures; still_running: those that were not waited for.
     replaced: the program chose an allocator itself.
-    masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which elements differ, answered
-    with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
-    unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
-    no_addresses: a process was not allowed those of a device's memory, so that each request was out of memory.
-    wanted_devices: as many as it needs, where it died of asking for one that is not there.
-    plan: the file that was named.  unfollowed: torch is too old for numbers to be followed that are changed in place.
+    masks: masks used as indices and taken as all true.  distinct: calls that ask which elements differ, answered with
+    all.  guessed: tensors of labels, counts or lengths that made no sense and were replaced.
+    unreached: why pyalloc could not get into the program; torch's figures are missing then.
+    no_addresses: a process may not reserve the addresses for a device's memory, so every request failed.
+    wanted_devices: how many the program needs, if it died of asking for one that does not exist.
+    plan: the named file.  unfollowed: this torch is too old for in-place changes to be followed.
     """
 
     command: tuple[str, ...]
@@ -119,9 +119,9 @@ class Result:
     no_addresses: bool = False
 
     def shared(self) -> dict[int, tuple[int, int]]:
-        """Devices that several processes used: how many, and their peaks together.
+        """Devices that several processes used: how many processes, and the sum of their peaks.
 
-        Here each process has every device to itself; on a card they share it.
+        In a dry run each process has every device to itself; on a card they share it.
         """
         found: dict[int, tuple[int, int]] = {}
         for use in self.devices:
@@ -135,7 +135,7 @@ class Result:
 
 
 def _interpreter(command: list[str]) -> str:
-    """The Python that the command runs, as far as it can be told: itself, or that of a script's first line."""
+    """The Python that the command runs, as far as can be told: the command itself, or the one in a script's #! line."""
     found = shutil.which(command[0]) or sys.executable
     if re.match(r"python[\d.]*$", Path(found).name):
         return found
@@ -146,7 +146,7 @@ def _interpreter(command: list[str]) -> str:
 
 
 def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> dict[str, str]:
-    """The environment that makes the program's CUDA a dry run whose figures end up in the folder."""
+    """The environment in which the program runs dry and writes its figures to the folder."""
     env = hostcuda.environment(
         _bootstrap.environment(dict(os.environ)), torch, zeros=True, folder=Path(folder)
     )
@@ -162,7 +162,7 @@ def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> d
         env[PLAN] = os.path.abspath(options.plan)
     if options.allocator == "expandable":
         numbers = tuple(int(part) for part in re.findall(r"\d+", torch.version)[:2])
-        # The name changed with 2.10; newer ones warn about the old name, which wins where both are set.
+        # The name changed in 2.10.  Newer versions warn about the old name, which wins if both are set.
         name = "PYTORCH_ALLOC_CONF" if numbers >= (2, 10) else "PYTORCH_CUDA_ALLOC_CONF"
         for each in {name} | (env.keys() & TORCH_CONF):
             before = env.get(each, "")
@@ -173,7 +173,7 @@ def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> d
 
 
 def _is_foreground() -> bool:
-    """Whether a terminal's Ctrl-C reaches the child by itself."""
+    """Does the terminal's Ctrl-C reach the child without our help?"""
     try:
         with open("/dev/tty", "rb") as tty:
             return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
@@ -183,7 +183,7 @@ def _is_foreground() -> bool:
 
 @contextlib.contextmanager
 def _started(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The program, which decides what a signal means: one that came while it was started reaches it, too."""
+    """Starts the program and forwards signals to it, even those that arrive while it starts."""
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -194,7 +194,7 @@ def _started(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pop
             children[0].send_signal(number)
 
     before = {number: signal.getsignal(number) for number in _FORWARDED}
-    # The program inherits what is ignored (nohup): that is forwarded from its beginning on.
+    # The program inherits ignored signals (nohup), so forwarding those from the start does no harm.
     late = [number for number, handler in before.items() if handler == signal.SIG_IGN]
     try:
         for number in _FORWARDED - set(late):
@@ -215,11 +215,11 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
 
     Args:
         options: what to run.
-        at_start: called when all has been checked, just before the program starts.
+        at_start: called after all checks, just before the program starts.
 
     Raises:
         UsageError: an option cannot be honoured.
-        ConfigError, InstallError: the environment asks for what pyalloc does not know, or for another allocator.
+        ConfigError, InstallError: the environment has a setting that pyalloc does not know, or another allocator.
         HostCudaError: there is no PyTorch with CUDA, or the runtime does not support it.
     """
     if options.allocator not in ALLOCATORS:
@@ -232,7 +232,7 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
         )
     command = launching.command("dryrun", None, options.command)
     if options.allocator == "pyalloc":
-        Config.of(plan=options.plan or None)  # a mistake is told here, not by each child
+        Config.of(plan=options.plan or None)  # report a mistake here, not in each child
         check_torch_settings()
     unreached = ""
     try:
@@ -262,7 +262,7 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """For the figures.  A process that nobody waited for may bring its own while it goes: its name goes first."""
+    """A folder for the figures.  Renames it before removal: a process that nobody waited for may still write to it."""
     with files.temporary_folder("pyalloc-dryrun-") as outer:
         folder = Path(outer) / "told"
         folder.mkdir()
@@ -270,7 +270,7 @@ def _folder() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            with contextlib.suppress(FileNotFoundError):  # swept, as old files are
+            with contextlib.suppress(FileNotFoundError):  # swept away with old files
                 folder.rename(folder.with_name("over"))
 
 
@@ -279,14 +279,14 @@ def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:
 
 
 def _begun(folder: Path) -> set[int]:
-    """Processes that began to use a device."""
+    """The processes that began to use a device."""
     return {int(path.suffix[1:]) for path in folder.glob("begun.*")}
 
 
 def _uses(
     counters: list[dict[str, Any]], reports: dict[int, dict[str, Any]]
 ) -> Iterator[DeviceUse]:
-    """Of the devices that a process took memory of: what the runtime counted, and what torch told if it did."""
+    """The devices that a process took memory from, by the runtime's counters and, if there are any, torch's figures."""
     for process in counters:
         told = reports.get(process["pid"], {}).get("devices", {})
         for index, device in enumerate(process["devices"]):
@@ -308,13 +308,13 @@ def _sum_up(
     options: Options, torch: hostcuda.Torch, absent: tuple[str, ...], code: int, folder: Path
 ) -> Result:
     begun = _begun(folder)
-    running = {pid for pid in begun if processes.is_there(pid)}  # first: it may end meanwhile
+    running = {pid for pid in begun if processes.is_there(pid)}  # ask first: one may end now
     counters = _load(folder, "device.*.json")
     told_nothing = begun - {int(process["pid"]) for process in counters}
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
     uses = tuple(_uses(counters, reports))
     errors = [report["error"] for report in reports.values() if report["error"]]
-    errors.sort(key=lambda error: error != OUT_OF_MEMORY)  # others may follow from it
+    errors.sort(key=lambda error: error != OUT_OF_MEMORY)  # other errors may result from it
     ooms = sum(
         peaks.get("ooms", 0) for report in reports.values() for peaks in report["devices"].values()
     )

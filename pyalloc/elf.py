@@ -1,4 +1,4 @@
-"""Dynamic symbols of shared libraries, read from the file: what a library needs, and what it offers."""
+"""Reads the dynamic symbols of shared libraries: what a library imports, and what it defines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ElfError(PyallocError):
 
 @dataclass(frozen=True)
 class Symbols:
-    """Names without their versions.  `weak` are the offered ones that any other definition may replace."""
+    """Symbol names without versions.  `weak`: definitions that any other definition may replace."""
 
     needed: tuple[str, ...]
     undefined: frozenset[str]

@@ -1,4 +1,4 @@
-"""Where a recording's events come from: pyalloc's history, or torch's own, which its snapshots tell."""
+"""Where a recording's events come from: pyalloc's history, or torch's own, read through its snapshots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pyalloc import _core, sharing, snapshots
 from pyalloc.convert import EventWriter, Row
 
 _MAX_ENTRIES = 10_000_000
-_TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
-_TORCH_LEAST_S = 0.5  # or at the first step, or other mark that is looked at, after so long
-_TORCH_BLOCK_S = 1e-4  # longer where a snapshot has many blocks: each takes 6 us, whatever is new
-_TORCH_S = 5.0  # but no longer
-_TORCH_BACK_S = 10.0  # where no mark is made
-_TORCH_LONG_S = 60.0  # or whatever the program is doing
-_TORCH_REST = 20  # earlier after so many times as long as it took
+_TORCH_EVENTS = 200_000  # torch's own history is moved to the file when this many events wait,
+_TORCH_LEAST_S = 0.5  # or at the first mark after this time,
+_TORCH_BLOCK_S = 1e-4  # plus this per block in the snapshot, which each cost 6 us every time,
+_TORCH_S = 5.0  # but at most this time;
+_TORCH_BACK_S = 10.0  # without marks, from the background after this time,
+_TORCH_LONG_S = 60.0  # or at the latest after this one, whatever the program does,
+_TORCH_REST = 20  # if so many times the last move's duration is longer
 
 
 class Source(Protocol):

@@ -1,10 +1,9 @@
-"""Plans: where the requests of a program that repeats itself are to lie, worked out from a recording of it.
+"""Plans: addresses for the requests of a program that repeats itself, computed from a recording of it.
 
-A plan has each device's requests up to the first repeated step and that step, each with a place.  Blocks that come
-again in each step get one place for all of them; where some are there until after the next of their kind (results that
-a variable holds until it gets the next ones), two steps are planned, in which these have two places.  Placing blocks
-whose lives are known is dynamic storage allocation (csrc/replay/placement.h); what is worked out here is which blocks
-these are.
+A plan has each device's requests before the first repeated step, and those of that step, each with a place.  A block
+that recurs in each step has the same place in all of them.  If some blocks live until after the next of their kind
+(results that a variable holds until it gets the next ones), two steps are planned, in which they have two places.
+Placing blocks with known lives is dynamic storage allocation (csrc/replay/placement.h); this file finds the blocks.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ Progress = Callable[[int, int], object]
 
 _FORMAT = 3
 _KEY = "pyalloc_plan"
-_ALIGN = 512  # what sizes are rounded to
+_ALIGN = 512  # sizes are multiples of this
 _ANYWHERE = _EVERY_DEVICE = 2**64 - 1
-_LEAST_ASKED = 0.01  # of all bytes: a device that was asked for less is not planned
-_ROUNDS = 20_000  # of placing, if they take no more than some seconds
-_MOST_EVENTS = 2**18  # of a recording that are looked at: three steps of the longest plan
-_GRAM = 16  # requests in a row by which a place in the program is known again
+_LEAST_ASKED = 0.01  # of all bytes: a device with fewer requested is not planned
+_ROUNDS = 20_000  # of placing, unless they take more than some seconds
+_MOST_EVENTS = 2**18  # read from a recording: three steps of the longest plan
+_GRAM = 16  # consecutive requests that identify a place in the program
 _CANDIDATES = 24  # periods to try
 _BATCHES = 64  # a step may be made of so many like batches, of which none tells how many there are
 _LEAST_SHARE = (
@@ -46,8 +45,8 @@ class Place:
 
     Attributes:
         size: bytes, rounded as the allocator rounds them.
-        offset: bytes from the plan's beginning; None: it may lie anywhere.
-        life: requests from PLAN_FROM bytes on, from this one, if it is one, to its free; 0: it stays.
+        offset: bytes from the plan's beginning; None: anywhere.
+        life: number of requests of PLAN_FROM bytes or more until its free, its own included; 0: it is never freed.
     """
 
     size: int
@@ -62,11 +61,11 @@ class Part:
     Attributes:
         device: whose; None: of any (the program used one, and ranks that follow its plan use others).
         places: of the program's beginning and of one step.
-        period: so many at the end are that step's, or those steps'; 0: the program does not repeat itself.
+        period: number of places, at the end, that belong to the step or steps; 0: the program does not repeat itself.
         turns: how many steps these are.
-        live_bytes: most alive at once of what has a place.
-        extent_bytes: where the highest place ends.
-        elsewhere: share of the bytes asked for by other streams and for private pools, which are not planned.
+        live_bytes: the most bytes with a place that are alive at once.
+        extent_bytes: the end of the highest place.
+        elsewhere: share of the bytes requested on other streams and in private pools, which are not planned.
     """
 
     device: int | None
@@ -78,7 +77,7 @@ class Part:
     elsewhere: float = 0.0
 
     def figures(self) -> dict[str, Any]:
-        """All but the places."""
+        """All fields except the places."""
         return {
             "device": self.device,
             "live_bytes": self.live_bytes,
@@ -100,7 +99,7 @@ class Plan:
     parts: tuple[Part, ...]
 
     def packed(self) -> bytes:
-        """As the allocator takes it (csrc/module_layout.c)."""
+        """The plan in the allocator's format (csrc/module_layout.c)."""
         numbers = array("Q")
         for part in self.parts:
             device = _EVERY_DEVICE if part.device is None else part.device
@@ -259,11 +258,11 @@ def _asked_most(by_device: dict[int, _Requests]) -> list[int]:
 
 
 def _requests_of(file: Path) -> dict[int, _Requests]:
-    """By device."""
+    """The requests, by device."""
     found: dict[int, _Requests] = {}
     streams: dict[int, int] = {}
     alive: dict[tuple[int, int], int] = {}  # request by device and address
-    leaving: dict[tuple[int, int], int] = {}  # freed by the program, maybe in use by a stream still
+    leaving: dict[tuple[int, int], int] = {}  # freed, but maybe pending on a stream
     routed: dict[int, set[tuple[int, int]]] = defaultdict(set)  # private pools, by device
     n_events = 0
     for kind, at, stream, address, size, more in _events(file):
@@ -317,9 +316,9 @@ def _events(file: Path) -> Iterator[tuple[int, int, int, int, int, int]]:
 
 
 def _steps_of(requests: _Requests, progress: Progress | None) -> _Steps | None:
-    """The steps that explain most requests: each as the one a period later, with the same lives.
+    """The steps that cover most requests: each request equals the one a period later, and has the same life.
 
-    Lives that the recording's end cut short are like any that would have passed it.
+    A life that the recording's end cut short equals any life that would have reached beyond it.
     """
     best: tuple[int, _Steps] | None = None
     candidates = _candidates(requests)
@@ -338,7 +337,7 @@ def _steps_of(requests: _Requests, progress: Progress | None) -> _Steps | None:
 
 
 def _candidates(requests: _Requests) -> list[int]:
-    """Distances between places of the program that look alike, the most frequent ones first."""
+    """Possible periods: distances between equal runs of requests, the most frequent first."""
     latest: dict[tuple[int, ...], deque[int]] = defaultdict(lambda: deque(maxlen=_BATCHES))
     votes: Counter[int] = Counter()
     sizes = requests.sizes
@@ -352,7 +351,7 @@ def _candidates(requests: _Requests) -> list[int]:
 
 
 def _longest(requests: _Requests, period: int) -> tuple[int, int]:
-    """Where the longest stretch begins of requests that are as the one a period later, and its length."""
+    """Begin and length of the longest stretch of requests that equal the one a period later."""
     best_begin = best = begin = 0
     n = len(requests.sizes) - period
     for i in range(n):
@@ -371,7 +370,7 @@ def _is_alike(requests: _Requests, i: int, k: int) -> bool:
         return True
     if other is None:  # it lived as long as is known
         return one is not None and requests.born[k] + one >= requests.n_changes
-    # What outlives the next of its kind has no place, or another each time.
+    # A block that outlives the next of its kind has no place, or a different one each time.
     apart = requests.born[k] - requests.born[i]
     return (one is None or one > apart) and other > apart
 
@@ -421,18 +420,18 @@ def _planned(
 
 
 def _fits(requests: _Requests, which: list[tuple[int, int]]) -> bool:
-    """May a plan hold as many?"""
+    """Are there few enough requests for a plan?"""
     n_large = sum(requests.sizes[i] >= _core.PLAN_FROM for i, _ in which)
     return max(n_large, len(which) - n_large) <= _core.PLAN_MOST
 
 
 def _length(requests: _Requests, steps: _Steps) -> int:
-    """Of one step, in requests and frees."""
+    """The length of one step, in requests and frees."""
     return requests.born[steps.begin + steps.period] - requests.born[steps.begin]
 
 
 def _waits(requests: _Requests, steps: _Steps) -> bool:
-    """Is something there until after the next of its kind, but not until the one after that?"""
+    """Does a block live until after the next of its kind, but not until the one after that?"""
     length = _length(requests, steps)
     step = range(steps.begin, steps.begin + steps.period)
     return any(length < (requests.life(i) or 0) <= 2 * length for i in step)
@@ -452,7 +451,7 @@ def _grown_late(sizes: list[int], offsets: dict[int, int], extent_bytes: int) ->
 def _lives(
     requests: _Requests, steps: _Steps | None, i: int, turn: int
 ) -> tuple[int, int, int, int] | None:
-    """When it lives, in the steps that are planned and in as many behind them; None: it outlives those."""
+    """A block's life within the planned steps and as many after them; None: it outlives those."""
     born, died = requests.born[i], requests.died[i]
     if steps is None:
         return born, requests.n_changes if died is None else died, 0, 0

@@ -1,7 +1,7 @@
-"""Recording: what this process asks of its CUDA memory goes to a trace file, with stacks, steps, phases, categories.
+"""Recording: writes this process's CUDA memory events to a trace file, with stacks, steps, phases and categories.
 
-The source is pyalloc's history, or torch's own where its allocator is in use; marks are merged in by time.  The history
-is moved to the file while the program runs, so that memory stays bounded and a killed process leaves a readable file.
+The events come from pyalloc's history, or from torch's if its allocator is in use; marks are merged in by time.  The
+history is moved to the file while the program runs: memory stays bounded, and a killed process leaves a readable file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pyalloc.errors import UsageError
 from pyalloc.eventsources import Ours, Source, Torchs, made
 
 STACK_CHOICES = ("python", "all", "none")
-_FLUSH_S = 0.5  # what happened longer ago is in the file
-_CHECK_MARKS = 256  # how often that is looked at
-_EXPLAIN_REST = 20  # after out of memory was explained, times as long as that took: some programs search for a size
+_FLUSH_S = 0.5  # events older than this are in the file
+_CHECK_MARKS = 256  # checked after so many marks
+_EXPLAIN_REST = 20  # pause after explaining out of memory, times its duration: some programs search for a batch size
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Active:
     """The one recording of this process."""
 
     recorder: Recorder | None = None
-    observes_oom: bool = False  # from the first one on: torch lets go of no observer
+    observes_oom: bool = False  # stays True: torch cannot remove an observer
 
 
 _active = _Active()
@@ -58,7 +58,7 @@ def is_active() -> bool:
 
 
 def active_path() -> Path | None:
-    """Where to, if it is; to be asked once, for another thread may end it."""
+    """The recording's file, or None.  Ask once: another thread may end the recording."""
     recorder = _active.recorder
     return None if recorder is None else recorder.path
 
@@ -76,18 +76,18 @@ class Recorder:
     lock: Any = field(default_factory=threading.RLock)
     n_marks: int = 0
     hooks: Any = None
-    explain_from: float = 0.0  # time.monotonic(): until then out of memory is not explained again
-    told_oom: Path | None = None  # where it was explained
-    is_told: bool = False  # that it could not be
+    explain_from: float = 0.0  # time.monotonic(): before it, out of memory is not explained again
+    told_oom: Path | None = None  # the file with the explanation
+    is_told: bool = False  # it was reported that there is no explanation
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
-    is_closing: bool = False  # its file has not got its name yet
-    # Of a process beside the one that was meant: nobody misses it if it is empty.
+    is_closing: bool = False  # its file does not have its final name yet
+    # The recording of a process besides the intended one: removed if it is empty.
     is_extra: bool = False
-    overwrites: bool = False  # what has the name, once the recording is whole
+    overwrites: bool = False  # replaces a file of that name at the end
 
     def __post_init__(self) -> None:
-        """The file stays where it was asked for when the program goes to another folder."""
+        """Makes the path absolute, since the program may change its working directory."""
         self.path = self.path.absolute()
 
     # ---- marks ----
@@ -102,11 +102,11 @@ class Recorder:
                 (self.source.clock(), KINDS[kind], writer.string(text), arg, addr, 0, device)
             )
             self.n_marks += 1
-            # What makes no steps (generation, a server) would be lost for minutes if it was killed.
+            # Without steps (generation, a server), minutes of events would be lost if the process was killed.
             is_looked_at = kind == "step" or self.n_marks % _CHECK_MARKS == 0
             if is_looked_at and self.source.is_due():
                 self.drain(at_mark=True)
-        except Exception as error:  # the program at work is not to suffer from it
+        except Exception as error:  # must not reach the program
             self._give_up(error)
 
     def on_step(self, number: int) -> None:
@@ -129,7 +129,7 @@ class Recorder:
         self.follow()
 
     def begin(self) -> None:
-        """The same, without the thread that moves to the file what happened: no lock of Python's is taken for it."""
+        """Like start(), but without the thread that moves events to the file, so that it takes no lock of Python."""
         _check_free()  # one may have begun since check()
         _active.recorder = self
         try:
@@ -170,7 +170,7 @@ class Recorder:
     def _begin_events(self, torch: Any, writer: EventWriter, now: int) -> None:
         with snapshots.uncollected():
             before = snapshots.take()
-            self.source.begin(before)  # at once: what happens between the two is lost
+            self.source.begin(before)  # at once: events between the two are lost
         writer.state(before["segments"], now)
         if self.automatic:
             from pyalloc.automarks import AutoMarks
@@ -179,27 +179,27 @@ class Recorder:
             self.hooks.install(torch)
 
     def follow(self) -> None:
-        """From now on what happens reaches the file while the program runs."""
+        """Starts the thread that moves events to the file while the program runs."""
         thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
         thread.start()
-        self.thread = thread  # from now on it can be waited for
+        self.thread = thread  # only now can it be joined
 
     def unfollow(self) -> None:
-        """What happens reaches the file at the end."""
+        """Stops that thread; the remaining events are moved at the end."""
         self.ended.set()
         if self.thread is not None:
             self.thread.join()
 
     def is_over(self) -> bool:
-        """Has it ended, of one that has begun?  The file has its name then, unless something went wrong."""
+        """Has a recording that began ended?  Then the file has its name, unless something went wrong."""
         return self.writer is None and not self.is_closing
 
     def is_at_work(self) -> bool:
-        """Is this thread in the middle of moving to the file what happened?"""
+        """Is this thread in the middle of moving events to the file?"""
         return bool(self.lock._is_owned())
 
     def _follow(self) -> None:
-        """What happened reaches the file while the program runs, so that even SIGKILL leaves it readable."""
+        """Moves events to the file while the program runs, so that even SIGKILL leaves a readable file."""
         while not self.ended.wait(_FLUSH_S):
             try:
                 if self.source.in_background():
@@ -210,20 +210,20 @@ class Recorder:
                 return
 
     def drain(self, *, at_mark: bool = False) -> None:
-        """Moves what happened to the file."""
+        """Moves events to the file."""
         with self.lock:
             if self.writer is not None:
                 self.source.drain(self.pending, at_mark)
 
     def _move(self) -> None:
-        """The same where the program waits for it, and is not to suffer."""
+        """The same while the program waits: no exception may reach it."""
         try:
             self.drain(at_mark=True)
         except Exception as error:
             self._give_up(error)
 
     def tell_unexplained(self, error: Exception) -> None:
-        """Once: the disk is full, or the installed pyalloc is another one than that which runs."""
+        """Reports, once, why there is no explanation: a full disk, or another pyalloc is installed than is running."""
         if not self.is_told:
             self.is_told = True
             print(
@@ -233,7 +233,7 @@ class Recorder:
             )
 
     def oom_path(self) -> Path:
-        """Where it is explained why memory ran out; what somebody else wrote there since we began is left."""
+        """The file that explains why memory ran out; a file that somebody else wrote since we began is kept."""
         path = recorded.beside(self.path)
         if self.told_oom is not None or self.overwrites or not path.exists():
             return self.told_oom or path
@@ -251,7 +251,7 @@ class Recorder:
                 self.writer.writer.flush()
 
     def stop_at_exit(self) -> None:
-        """The same where nobody could catch what goes wrong, and an interrupt has nothing left to end."""
+        """Like stop(), at exit: nobody could catch an exception, and Ctrl-C has nothing left to end."""
         try:
             self.stop()
         except KeyboardInterrupt:
@@ -271,7 +271,7 @@ class Recorder:
         self.unfollow()
         with self.lock:
             writer = self.writer
-            if writer is None:  # it could not be written, which was told
+            if writer is None:  # it could not be written, which was reported
                 return
             self.is_closing = True
             try:
@@ -284,13 +284,13 @@ class Recorder:
                     writer.writer.close()
                 finally:
                     self.is_closing = False
-            if self.overwrites and self.told_oom is None:  # that of what was overwritten
+            if self.overwrites and self.told_oom is None:  # the overwritten one's
                 recorded.beside(self.path).unlink(missing_ok=True)
-            if self.is_extra and made()[0] == 0:  # a compiler's, say, that looked at the device
+            if self.is_extra and made()[0] == 0:  # such as a compiler that looked at the device
                 self.path.unlink()
 
     def _give_up(self, error: Exception) -> None:
-        """Most often the disk is full."""
+        """Ends the recording after an error; usually the disk is full."""
         with self.lock:  # two threads may find out at once
             if self.writer is not None:
                 self._tell(error)
@@ -302,7 +302,7 @@ class Recorder:
         print(f"pyalloc: the recording stopped: {error}{kept}", file=sys.stderr)
 
     def _end(self) -> None:
-        """Nothing is remembered any more, neither by us nor by torch, but for what the program wants itself."""
+        """Ends history, ours and torch's, except for what the program itself asked for."""
         import torch
 
         self._detach()
@@ -316,7 +316,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _detach(self) -> None:
-        """No marks come any more."""
+        """Stops listening to marks."""
         atexit.unregister(self.stop_at_exit)
         history.hold(False)
         sharing.leave()
@@ -330,7 +330,7 @@ class Recorder:
 
 
 def stop_at_exit() -> None:
-    """Ends the recording that runs, if one does."""
+    """Ends the current recording, if there is one."""
     recorder = _active.recorder
     if recorder is not None:
         recorder.stop_at_exit()
@@ -346,7 +346,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _observe_oom(torch: Any) -> None:
-    """On out of memory: an explanation beside the trace, before the error reaches the program."""
+    """Writes an explanation beside the trace when memory runs out, before the error reaches the program."""
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is None or _active.observes_oom:
         return
@@ -367,7 +367,7 @@ def _observe_oom(torch: Any) -> None:
 
 
 def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:
-    """Writes `<trace>.oom.txt`: what was asked, who held the memory, and why it did not fit; the last time counts."""
+    """Writes `<trace>.oom.txt`: the request, who held the memory, and why it did not fit; overwrites an earlier one."""
     from pyalloc import trace
     from pyalloc.report import text
 

@@ -1,6 +1,6 @@
-"""One loader for everything that tells of memory: our trace files and torch's snapshots.
+"""One loader for our trace files and torch's snapshots.
 
-A snapshot is first written as a trace into a temporary file, so that all that follows reads one format.
+A snapshot is first written as a trace into a temporary file, so that everything else reads one format.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _PACKED = {
 }
 Progress = Callable[[int, int], object]
 Steps = int | tuple[int, int] | Literal["all"]
-_MOST_UNPACKED = 500  # bytes a byte of .xz or .gz may become; recordings get to 20
+_MOST_UNPACKED = 500  # most bytes from a byte of .xz or .gz; recordings reach 20
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
-_WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
+_WINDOW_EVENTS = 100_000  # around the peak, if there are no steps
 _TOLD_OF_WINDOW = (
     3000  # events one by one: of what is looked at block by block, and around each moment
 )
 _TOLD_AROUND = 40
-_TOLD_FOR_EACH_SHOWN = 4  # of frees alone every second event says nothing by itself
+_TOLD_FOR_EACH_SHOWN = 4  # among frees alone, every second event is not shown
 _MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
-_MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
+_MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between state and trace
 
 
-# Files that read_once() holds, and the traces with their contents: themselves, or what was made of them.
+# Files that read_once() holds, each with its trace: the file itself or a temporary one.
 _made: dict[Path, Path] = {}
 
 
 @contextlib.contextmanager
 def read_once(path: Path, progress: Progress | None = None) -> Iterator[None]:
-    """All that reads `path` meanwhile reads one and the same trace: of a large snapshot it takes most of the time.
+    """Lets all readers of `path` share one trace while it lasts: converting a large snapshot takes most of the time.
 
     Raises:
         TraceError: the file is missing, damaged or of another kind.
@@ -193,7 +193,7 @@ def _as_trace_file(
 
 
 def _packed_as(magic: bytes) -> str | None:
-    """What a file that begins so is, and what to do with it, where that is known and not done here."""
+    """What a file with this beginning is and what to do with it; None if unknown or unpacked here."""
     for begin, words in _PACKED.items():
         if magic.startswith(begin):
             return words
@@ -201,7 +201,7 @@ def _packed_as(magic: bytes) -> str | None:
 
 
 def _beside(path: Path) -> str:
-    """What may have been meant by a name that there is no file of."""
+    """Suggests existing files for the name of a missing one."""
     part = f"{path}.part"
     if os.path.exists(part):
         return f"; its recording still runs or was cut off, so read {part}"
@@ -213,14 +213,14 @@ def _beside(path: Path) -> str:
 
 @contextlib.contextmanager
 def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
-    """A temporary file with what is made of `path`, which errors are told of: nobody knows the other's name."""
+    """A temporary file made from `path`; errors name `path`, because nobody knows the temporary name."""
     with files.temporary_folder("pyalloc-") as folder:
         target = Path(folder) / "trace.pya"
         try:
             write(target)
         except TraceError as error:
             text = str(error).replace(str(target), str(path))
-            # It has its name once it is whole.
+            # A recording has this name only once it is complete.
             if str(target) in str(error) and not target.exists():
                 text += f" (while writing a copy in {tempfile.gettempdir()}; TMPDIR chooses another folder)"
             raise TraceError(text if str(path) in text else f"{path}: {text}") from None
@@ -233,12 +233,12 @@ def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def _by_bytes(progress: Progress, n_bytes: int) -> Progress:
-    """The same, told of entries."""
+    """The same progress function, called with entries instead of bytes."""
     return lambda done, total: progress(n_bytes * done // max(total, 1), n_bytes)
 
 
 def _write_pickled(path: Path, target: Path, progress: Progress | None) -> None:
-    """A snapshot's file as a trace; the snapshot, which takes much memory, is gone after that."""
+    """Writes a snapshot's file as a trace, and drops the snapshot, which takes much memory."""
     told = _by_bytes(progress or (lambda done, total: None), path.stat().st_size)
     write_snapshot(
         pickles.load(path, lambda done, total: told(done, 2 * total)),
@@ -248,7 +248,7 @@ def _write_pickled(path: Path, target: Path, progress: Progress | None) -> None:
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
-    """Of .xz and .gz."""
+    """Unpacks .xz and .gz."""
     import gzip
     import lzma
     import zlib
@@ -310,7 +310,7 @@ def write_snapshot(
 
 
 def _settings(told: dict[str, Any]) -> Iterator[str]:
-    """What of an allocator's settings is not as it would be without any, as one would ask for it."""
+    """The allocator settings that differ from the defaults, in the form in which one sets them."""
     if "pyalloc" in told:
         yield "allocator=pyalloc"
         return  # torch's own have no effect there
@@ -328,7 +328,7 @@ def _settings(told: dict[str, Any]) -> Iterator[str]:
 def _history(traces: list[list[dict[str, Any]]], before: list[dict[str, Any]]) -> str:
     """How much of the program's history a snapshot has: "whole", "late" (blocks were alive before) or "none".
 
-    Where it leaves out what would be needed it is "torn", and not used.
+    If needed entries are missing it is "torn", and not used.
     """
     if sum(map(len, traces)) <= 1:  # enabled="state" keeps one
         return "none"
@@ -346,7 +346,7 @@ def analyse(
     n_bins: int = 1000,
     progress: Progress | None = None,
 ) -> Analysis:
-    """What a file tells, in two passes.
+    """Analyses a file, in two passes.
 
     Args:
         path: a trace or a snapshot.
@@ -392,7 +392,7 @@ def analyse(
 
 
 def oom_at(ooms: Sequence[tuple[int, ...]], which: int) -> int:
-    """The moment of an out-of-memory error, from 0 on; -1: of the last."""
+    """The moment of an out-of-memory error, counted from 0; -1: the last one."""
     if which >= len(ooms) or not ooms:
         n = {0: "never", 1: "once", 2: "twice"}.get(len(ooms), f"{len(ooms)} times")
         raise UsageError(f"there is no oom:{which + 1 or 'last'}: memory ran out {n} in this trace")
@@ -400,7 +400,7 @@ def oom_at(ooms: Sequence[tuple[int, ...]], which: int) -> int:
 
 
 def check_device(found: Analysis, device: int) -> None:
-    """Raises UsageError where an analysis of one device found nothing of it."""
+    """Raises UsageError if the analysis of one device found no events of it."""
     if device < 0 or found.totals["device_peak"] or found.ooms:
         return
     peaks = totals(found.path)["device_peak"]
@@ -420,7 +420,7 @@ def moments_at(
 def events_around(
     path: Path, event: int, n: int, device: int = -1, progress: Progress | None = None
 ) -> list[Told]:
-    """Events one by one, n with that in their middle; those that say nothing by themselves are left out."""
+    """The n single events around one, without those that say nothing by themselves."""
     with as_trace_file(path, progress) as file:
         n_events = _core.Scan(file, n_bins=2, progress=progress).totals()["n_events"]
         wanted = list(around(event, _TOLD_FOR_EACH_SHOWN * n, n_events))
@@ -458,7 +458,7 @@ def _told(totals: dict[str, Any], window: tuple[int, int], at: list[int]) -> lis
 
 
 def _steps(scan: _core.Scan, totals: dict[str, Any], wanted: Steps) -> tuple[int, int]:
-    """Where a step, or several, begin and end."""
+    """Begin and end of a step, or of several."""
     n = max(totals["n_events"], 1)
     if wanted == "all":
         return 0, n
@@ -474,7 +474,7 @@ def _steps(scan: _core.Scan, totals: dict[str, Any], wanted: Steps) -> tuple[int
 
 
 def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
-    """What to look at block by block: the step of the peak, all of a short trace, else what is around the peak."""
+    """The range to look at block by block: the step of the peak, a whole short trace, else events around the peak."""
     peak, n = totals["peak_event"], max(totals["n_events"], 1)
     begins = [step[1] for step in scan.steps()]
     at = bisect.bisect_left(begins, peak)
@@ -486,12 +486,12 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
 
 
 def notes(file: Path, progress: Progress | None = None) -> dict[str, str]:
-    """How a trace file came about, in one pass."""
+    """The notes of a trace file, in one pass."""
     return notes_of(_core.Scan(file, n_bins=2, progress=progress).notes())
 
 
 def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Its figures, in one pass."""
+    """The totals of a file, in one pass."""
     with as_trace_file(path, progress) as file:
         return _totals(_core.Scan(file, n_bins=2, progress=progress))
 
@@ -504,7 +504,7 @@ def _totals(scan: _core.Scan) -> dict[str, Any]:
 def figures(
     path: Path, progress: Progress | None = None
 ) -> tuple[dict[str, Any], list[asked.Asked], list[asked.Size]]:
-    """The same, and what was asked for by line and by size."""
+    """The totals, and the requests by line and by size."""
 
     def name(stack: int, phase: str) -> str:
         frames = tuple(source.without_bootstrap(scan.frames(stack))) if stack else ()

@@ -1,6 +1,6 @@
 """The PowerSpherical distribution (De Cao and Aziz 2020) and the uniform one it is compared with."""
 # mypy: disable-error-code="untyped-decorator, misc"
-#   torch is not followed: what derives from it or is decorated by it has no type
+#   mypy does not follow torch: what derives from it, or is decorated by it, has no type
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Sphere(Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         if not value.is_floating_point():
-            value = value.double()  # log_prob says which dtypes it takes
+            value = value.double()  # log_prob itself checks the dtype
         tolerance = max(1e-4, torch.finfo(value.dtype).eps ** 0.5)
         return (torch.linalg.vector_norm(value, dim=-1) - 1).abs() < tolerance
 
@@ -45,9 +45,9 @@ def _slope_of_beta(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
     return of_both[..., 0].contiguous()
 
 
-# What draws, and its derivative, as torch's compiler needs them: torch's own have no shapes to tell unless those are
-# numbers. Two draws that look alike are not one, which torch up to 2.11 sees by an argument alone: empty tensors of
-# their own, which it leaves apart.
+# Sampling and its derivative as operators for torch.compile: torch's own have no fake kernels for symbolic shapes.
+# Two equal draws must not be merged into one.  torch up to 2.11 only sees that by an argument, so each gets an empty
+# tensor of its own.
 _compiled = "CompositeExplicitAutograd"
 torch.library.define(
     "pyalloc::draw_beta",
@@ -70,10 +70,10 @@ def _(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
 
 
 class _Beta(torch.autograd.Function):
-    """Samples z of Beta(alpha, beta) and 1 - z, so that neither end of the interval loses its digits.
+    """Samples z of Beta(alpha, beta), and 1 - z, so that no digits are lost at either end of the interval.
 
-    Differentiated implicitly in alpha, once, as torch's are, and by torch.func. Where alpha is large the derivative
-    that torch's have is 0 or NaN in float32; there -log z falls as 1 / (alpha + (beta - 1) / 2), to a millionth.
+    Differentiable in alpha, implicitly and once, as torch's Beta is; also by torch.func.  For large alpha torch's own
+    derivative is 0 or NaN in float32; there -log z falls as 1 / (alpha + (beta - 1) / 2), with an error of 1e-6.
     """
 
     generate_vmap_rule = True
@@ -99,7 +99,7 @@ class _Beta(torch.autograd.Function):
 
 
 class _BetaOfTangents(_Beta):
-    """In forward mode too, which keeps torch's compiler from following it."""
+    """The same with forward mode, which torch.compile cannot trace."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
@@ -109,7 +109,7 @@ class _BetaOfTangents(_Beta):
 
 
 def _slope(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
-    """Of z by alpha."""
+    """The derivative of z with respect to alpha."""
     z, rest = parts.unbind(-1)
     is_compiled = torch.compiler.is_compiling()
     slope_of = torch.ops.pyalloc.slope_of_beta if is_compiled else _slope_of_beta
@@ -214,7 +214,7 @@ class PowerSpherical(Distribution):
         scale = self.scale.to(compute).expand(shape[:-1])
         beta = _Beta if torch.compiler.is_compiling() else _BetaOfTangents
         alpha = self._beta + scale
-        if is_pushed_twice(alpha):  # torch would leave the outer one's part out, without a word
+        if is_pushed_twice(alpha):  # torch would silently drop the outer level's part
             raise OpError(
                 "PowerSpherical: samples have first derivatives with respect to scale only; jvp() and jacfwd() "
                 "cannot be nested"
@@ -256,7 +256,7 @@ class PowerSpherical(Distribution):
     def variance(self) -> Tensor:
         """Of each coordinate: the diagonal of the covariance."""
         _, var = self._cosine_moments
-        # (1 - mean^2 - var) / (D - 1), whose terms cancel where kappa is large
+        # Equals (1 - mean^2 - var) / (D - 1), whose terms would cancel for large kappa.
         total = self.scale + 2 * self._beta
         across = 2 * ((self.scale + self._beta) / total) / (total + 1)
         square = self.loc**2
