@@ -2,17 +2,17 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 VENV ?= .venv
-# What setup.py takes: 3.10 or newer.
+# The Python versions that setup.py accepts: 3.10 or newer.
 FITS := import sys; sys.exit(sys.version_info < (3, 10))
-# That of an active environment before others: it was chosen, and may have PyTorch.  By its own path, because in PATH
-# another may come first, or be all there is where the environment was removed.
+# Prefers the active environment's Python: the user chose it, and it may have PyTorch.  Uses its own path, because PATH
+# may find another one first, or only another one if the environment was removed.
 PYTHON ?= $(shell for each in "$${VIRTUAL_ENV:-/none}/bin/python" "$${CONDA_PREFIX:-/none}/bin/python" python3.11 python3; do \
     "$$each" -c '$(FITS)' && command -v "$$each" && break; done 2>/dev/null)
 CC ?= cc
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
-# The sources that decide whether the installed build is stale.
+# The build is stale if one of these is newer.
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 
 .PHONY: help

@@ -1,9 +1,9 @@
 """Builds the extension and the shared libraries; downloads nothing.
 
-One extension, `pyalloc._core`, holds the allocator, the devices, the replay and the two bridges; it uses Python's
-stable ABI, so one wheel serves Python 3.10 and up.  Free-threaded Python has no such ABI before 3.15: there it is built
-for the version that builds it.  The host-memory CUDA runtime, the ops and what gdb gets preloaded are libraries of
-their own with their own makefiles.
+One extension, `pyalloc._core`, holds the allocator, the devices, the replay and the two bridges.  It uses Python's
+stable ABI, so one wheel serves Python 3.10 and newer.  Free-threaded Python has no stable ABI before 3.15: there the
+wheel only fits the version that builds it.  The host-memory CUDA runtime, the ops, and the library preloaded into gdb
+have makefiles of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 DIRECTORIES = ("csrc/core", "csrc/device", "csrc/ipc", "csrc/replay")
-# Each is a makefile taking OUT and CC.
+# Folders with a makefile that takes OUT and CC, and where each library goes.
 LIBRARIES = {
     "csrc/hostcuda": "pyalloc/lib/hostcuda",
     "csrc/ops": "pyalloc/lib",
@@ -41,7 +41,7 @@ HAS_STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 C_FLAGS = ["-std=c11"]
 CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
 
-# pip sees to it, but not with --no-build-isolation; an older one prints all that pyproject.toml may be.
+# pip ensures the version, except with --no-build-isolation.  An older setuptools would print pyproject.toml's schema.
 OLDEST = re.search(r"setuptools>=(\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 if OLDEST and int(setuptools.__version__.split(".")[0]) < int(OLDEST[1]):
     raise SystemExit(
@@ -83,12 +83,12 @@ class BuildAll(build_ext):
                 if make.wait() != 0:
                     raise SystemExit(f"building failed: {shlex.join(make.args)}")
         finally:
-            for make in makes:  # those that still run where another failed
+            for make in makes:  # end the others if one failed
                 make.terminate()
                 make.wait()
 
     def run_compiler(self) -> None:
-        # Late: an old setuptools has none, and is told above.
+        # Imported late: an old setuptools lacks it, and is refused above.
         from setuptools.errors import CompileError
 
         try:
@@ -103,7 +103,7 @@ class BuildAll(build_ext):
     def spawn_make(self, directory: Path, out: Path) -> subprocess.Popen[bytes]:
         out.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC", "cc")
-        # From where make runs: a target whose whole path has a space in it would be two.
+        # Relative to make's folder: make would split an absolute path at a space.
         target = os.path.relpath(out, directory)
         command = ["make", "-s", "-j2", "-C", str(directory), f"OUT={target}", f"CC={compiler}"]
         return subprocess.Popen(command)
