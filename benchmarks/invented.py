@@ -1,11 +1,11 @@
-"""Programs that nobody tuned on: trainings made up from seeds, on native, expandable segments and pyalloc.
+"""Programs that nobody tuned for: trainings generated from seeds, on native, expandable segments and pyalloc.
 
 ``python -m benchmarks.invented [--programs N] [--first SEED] [--json]``
 
-The suite is 38 programs; here are as many as you like, none of which was looked at when a constant was chosen
-(benchmarks/workloads/invented.py).  Policy models and the simulated device, as ``python -m benchmarks.policies``.
-peak/live: most device memory over most live bytes; min/live: the smallest device on which the program completes;
-device time: modelled, over native's.
+The suite has 38 programs.  This generates as many as you like, and none of them influenced the choice of a constant
+(benchmarks/workloads/invented.py).  Policy models and the simulated device, as for ``python -m benchmarks.policies``.
+peak/live: peak device memory over peak live bytes; min/live: the smallest device on which the program completes, over
+peak live bytes; device time: modelled, over native's.
 """
 
 from __future__ import annotations

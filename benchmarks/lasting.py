@@ -1,11 +1,11 @@
-"""What the allocator's device calls cost a program that goes on: trainings of ever other sizes, ten times as long.
+"""What the allocator's device calls cost in a long run: trainings whose sizes keep changing, ten times as long.
 
 ``python -m benchmarks.lasting [NAME ...] [--times N] [--json]``
 
-Loops of the suite whose shapes change from step to step are run with N times as many steps (real torch on the
-host-memory runtime) and replayed on policy models and the simulated device, of which the first steps, as many as the
-suite has, the first half and all.  Columns: peak/live in the end; modelled milliseconds of device calls in the first
-steps together, then for each step up to the half, and from there on.
+Runs the loops of the suite whose shapes change from step to step with N times as many steps (real torch on the
+host-memory runtime), and replays them on policy models and the simulated device: the suite's number of steps, the first
+half, and all steps.  Columns: peak/live of the whole run; modelled milliseconds of device calls in the suite's number
+of steps together, then per step up to the half, and per step after it.
 """
 
 from __future__ import annotations

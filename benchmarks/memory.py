@@ -1,4 +1,4 @@
-"""How much device memory, how many device calls: native, expandable segments and pyalloc on the same traces.
+"""Device memory and device calls of native, expandable segments and pyalloc on the same traces.
 
 ``python -m benchmarks.memory [TRACE ...] [--only NAME ...] [--json] [--quick]``
 
@@ -16,10 +16,10 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
 * ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of three turns),
   and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
 
-Of a snapshot that torch's own allocator wrote, on a card or not, the table has what was reserved then, "as recorded",
-and below it how close native comes to that here.
+For a snapshot of torch's own allocator, from a card or not, the table shows the memory that was reserved then, "as
+recorded", and below it how close native comes to that here.
 
-Where torch is missing, all that is not about torch's own speed comes from the policy models, and that is said.
+Without torch, everything except torch's own speed comes from the policy models, and the output says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How much of a result is luck: every trace again with a few small blocks in the way from the start.
+"""How much of a result is luck: every trace again, with a few small blocks in the way from the start.
 
 ``python -m benchmarks.perturbed [TRACE ...] [--seeds N] [--json]``
 
-Where a block lies decides which later ones fit beside it, so a program a few bytes different may end with another peak.
-Each seed places six blocks of up to 1.5 MiB before the trace begins and keeps them; they count as live memory.  Policy
-models and the simulated device, as ``python -m benchmarks.policies``.  Columns: peak/live of the trace as it is, the
+The place of a block decides which later blocks fit beside it, so a few bytes can change a program's peak.  Each seed
+allocates six blocks of up to 1.5 MiB before the trace begins and keeps them; they count as live memory.  Uses policy
+models and the simulated device, like ``python -m benchmarks.policies``.  Columns: peak/live of the trace as it is, the
 geometric mean and the largest over the seeds, modelled device time over native's (geometric mean over the seeds).
 """
 

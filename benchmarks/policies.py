@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.policies [TRACE ...] [--plot docs/policies.svg] [--json]``
 
-On the policy models and the simulated device (csrc/replay; ``python -m benchmarks.memory`` checks them against torch).
-For each part of the suite the geometric means of peak/live, min/live and modelled device time over native's.
+Uses the policy models and the simulated device (csrc/replay; ``python -m benchmarks.memory`` checks them against
+torch).  Shows, for each part of the suite, the geometric means of peak/live, min/live and modelled device time over
+native's.
 """
 
 from __future__ import annotations

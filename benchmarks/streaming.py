@@ -2,12 +2,12 @@
 
 ``python -m benchmarks.streaming [--events N] [--file PATH] [--only COMMAND ...] [--json]``
 
-A trace of N events (10^8 unless told) is written first, of a training loop as the recorder sees one: 40 layers, each
-taking and giving back activations, gradients and temporaries of a few hundred sizes, with stacks, phases and steps.
-Then each command reads it in a process of its own; shown are seconds, millions of events a second and the largest
-resident memory, which issue 7 wants below 1 GiB.  The peak that each finds is held against the one the writer counted.
+First writes a trace of N events (default 10^8) of a training loop as the recorder sees it: 40 layers, each allocating
+and freeing activations, gradients and temporaries of a few hundred sizes, with stacks, phases and steps.  Then each
+command reads it in a process of its own.  Shows seconds, millions of events per second and the largest resident memory,
+which issue 7 wants below 1 GiB.  The peak that each command finds is compared with the one the writer counted.
 
-With --file the trace is kept there, and used again if it is there already.
+With --file the trace is kept there, and reused if it exists.
 """
 
 from __future__ import annotations

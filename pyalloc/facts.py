@@ -1,4 +1,4 @@
-"""What an analysis is told in: phases, out-of-memory errors, rows of tables, advice."""
+"""The types that an analysis consists of: phases, out-of-memory errors, rows of tables, advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyalloc.moments import Moment
 
 @dataclass(frozen=True)
 class Phase:
-    """One occurrence of a phase.  n_: blocks made in it, of these left at its end, alive; step: -1 before the first."""
+    """One occurrence of a phase.  n_: blocks made in it, left of them at its end, alive; step: -1 before the first."""
 
     name: str
     step: int
@@ -32,10 +32,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Oom:
-    """An out-of-memory error.  moment: of its device, which alone counts.
+    """An out-of-memory error.  moment: the state of its device only.
 
-    where: " on device 1" of several, and which of several errors it is; capacity: of the device; 0: not known;
-    is_from_torch: by its own allocator.
+    where: " on device 1" if there are several, and which of several errors it is; capacity: of the device, 0: unknown;
+    is_from_torch: raised by torch's own allocator.
     """
 
     moment: Moment
@@ -47,39 +47,39 @@ class Oom:
 
     @property
     def is_reserved_known(self) -> bool:
-        """Does the trace tell of device memory, or was there nothing to hold any?"""
+        """Does the trace have segments, or was no memory in use?"""
         return bool(self.moment.segments) or not self.moment.blocks
 
     @cached_property
     def idle_bytes(self) -> int:
-        """Outside of private pools."""
+        """Idle bytes outside of private pools."""
         return sum(n for _, n in self.moment.common_gaps)
 
     @cached_property
     def largest_gap(self) -> int:
-        """Of these the largest piece."""
+        """The largest idle piece outside of private pools."""
         return max((n for _, n in self.moment.common_gaps), default=0)
 
     @property
     def usable_free(self) -> int:
-        """What the device had free; where it alone was enough a limit forbade it."""
+        """Free memory of the device; 0 if it would have been enough, because then a limit forbade it."""
         return self.free if self.free < self.asked else 0
 
     @property
     def is_fragmented(self) -> bool:
-        """Would what was idle and free have been enough in one piece?"""
+        """Would idle and free memory together have been enough, in one piece?"""
         return bool(self.moment.segments) and self.idle_bytes + self.usable_free >= self.asked
 
     @property
     def outside_bytes(self) -> int:
-        """Of the device, what neither is free nor this allocator's."""
+        """Memory of the device that is neither free nor this allocator's."""
         if not self.capacity or not self.is_reserved_known:
             return 0
         return max(self.capacity - self.free - self.moment.reserved_bytes, 0)
 
 
 def time_of(place: int, n: int) -> str:
-    """Which of several errors one is, that is told of; place: from 0 on, -1: the last."""
+    """Says which of several errors is reported; place: counted from 0, -1: the last."""
     if n <= 1:
         return ""
     names = {

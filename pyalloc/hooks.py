@@ -1,7 +1,7 @@
-"""Functions of torch that raise, or lie, while another allocator is active, answered from pyalloc instead.
+"""Replaces functions of torch that raise, or give wrong answers, while another allocator is active.
 
-torch.cuda.memory and torch.accelerator are thin Python over functions of torch._C: those are replaced, so that torch's
-own code above them (signatures, docstrings, key order, texts) stays in use, whatever its version.
+torch.cuda.memory and torch.accelerator are thin Python over functions of torch._C.  Only the latter are replaced, so
+that torch's own code above them (signatures, docstrings, key order, texts) stays in use, in every version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEWER_KEYS = frozenset(("num_oom_rejections", _POOLS_KEY))
 
 @dataclass
 class Replacements:
-    """What was put in place of what, so that it can be listed and undone."""
+    """The replaced functions with their originals, to be listed and undone."""
 
     originals: list[tuple[Any, str, Any]] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class Replacements:
         original = getattr(owner, name, None)
         if original is None:
             return
-        # Torch's names: pickle finds a function by them, and so do tools that show one.
+        # Keep torch's names: pickle, and tools that display functions, use them.
         function.__name__ = function.__qualname__ = name
         function.__module__ = getattr(owner, "__name__", function.__module__)
         function.__doc__ = original.__doc__
@@ -56,7 +56,7 @@ class Replacements:
 
 
 def replace_all(torch: Any, config: Config) -> Replacements:
-    """Replaces every function listed here that this torch has, or none; config: what snapshots tell as the settings."""
+    """Replaces every listed function that this torch has, or, on an error, none; config: shown in snapshots."""
     done = Replacements()
     try:
         for name, function in _cuda_functions(torch, config).items():
@@ -71,7 +71,7 @@ def replace_all(torch: Any, config: Config) -> Replacements:
 
 @functools.cache
 def _lacking_keys(torch_file: str) -> frozenset[str]:
-    """Which keys of newer versions this torch's own memory_stats lacks: their names stand in its library or not."""
+    """Keys of newer versions that this torch's memory_stats lacks, found by searching its library for their names."""
     library = Path(torch_file).parent / "lib" / "libtorch_python.so"
     if not library.exists():
         return frozenset(_NEWER_KEYS)
@@ -79,14 +79,14 @@ def _lacking_keys(torch_file: str) -> frozenset[str]:
         return frozenset(key for key in _NEWER_KEYS if text.find(b"\0" + key.encode() + b"\0") < 0)
 
 
-_found: set[int] = set()  # devices CUDA has: it does not lose them
+_found: set[int] = set()  # devices that exist: a cache, as they stay
 
 
-_N_INDICES = 2**7  # of torch's type for them, and as many below 0
+_N_INDICES = 2**7  # range of torch's index type, and as many below 0
 
 
 def _existing(torch: Any, device: int) -> int:
-    """The device's number; a wrong one raises, as torch's own does, where the heap knows nothing of unused devices."""
+    """The device's number.  A wrong one raises as in torch; the heap itself only knows the devices in use."""
     if device in _found:
         return device
     count = int(torch.cuda.device_count())
@@ -100,14 +100,14 @@ def _existing(torch: Any, device: int) -> int:
 
 
 def _asked(torch: Any, device: Any, function: str) -> int:
-    """The same for torch.cuda's functions, which take whole numbers alone, numpy's too, but no bool."""
+    """The same for torch.cuda's functions, which take integers, numpy's too, but no bool."""
     if isinstance(device, bool) or not isinstance(device, Integral):
         raise AllocatorError(f"invalid argument to {function}")
     return _existing(torch, int(device))
 
 
 def _indexed(torch: Any, device: Any) -> int:
-    """The same for torch.accelerator's, which take what can be a number of eight bits."""
+    """The same for torch.accelerator's functions, which take anything that converts to an 8-bit integer."""
     index = operator.index(device)
     if not -_N_INDICES <= index < _N_INDICES:
         raise TypeError(f"incompatible function arguments: {index} is no number of a device")
@@ -115,7 +115,7 @@ def _indexed(torch: Any, device: Any) -> int:
 
 
 def memory_stats(torch: Any, device: int) -> Nested:
-    """Statistics of a device under exactly the keys torch's own allocator has in this version."""
+    """A device's statistics, under exactly the keys of torch's own allocator in this version."""
     lacking = _lacking_keys(torch.__file__)
     stats = _core.nested_stats(_existing(torch, device), lacking)
     if _POOLS_KEY in lacking:
@@ -129,7 +129,7 @@ def memory_stats(torch: Any, device: int) -> Nested:
 
 
 def _private_pools(device: int) -> Nested:
-    """By pool id, as torch has it."""
+    """Statistics by pool id, as in torch."""
     return {pool: reserved for pool, _, _, reserved in _core.pools(device)}
 
 

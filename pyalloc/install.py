@@ -33,7 +33,7 @@ _TOO_LATE = (
     "more. Call pyalloc.install() before the first CUDA call (right after `import torch`), "
     "or start the program with `pyalloc run python your_script.py`; in a notebook restart the kernel first."
 )
-_NCCL_GRAPHS = "NCCL_GRAPH_REGISTER"  # read when a collective is captured first
+_NCCL_GRAPHS = "NCCL_GRAPH_REGISTER"  # NCCL reads it at the first captured collective
 _NOT_OURS = (
     "torch already has another allocator (set with torch.cuda.memory.change_current_allocator, as RMM does), and a "
     "process can have only one. Remove that call, or do not install pyalloc."
@@ -108,7 +108,7 @@ class _State:
     told: bool = False
     plain_graphs: bool = False
     by_run: bool = False  # `pyalloc run` installed it, not the program
-    keeps_nccl: bool = False  # from registering: the variable is ours
+    keeps_nccl: bool = False  # we set _NCCL_GRAPHS
 
 
 _state = _State()
@@ -116,7 +116,7 @@ _lock = threading.RLock()  # one thread at a time changes _state, and torch
 
 
 def _forget_owner() -> None:
-    """In a forked child nobody holds the lock."""
+    """Makes a new lock in a forked child: the thread that held the old one does not exist there."""
     global _lock
     _lock = threading.RLock()
 
@@ -174,7 +174,7 @@ def install(*, plan: str | os.PathLike[str] | None = None, **options: Value) -> 
 
 
 def _install(config: Config) -> None:
-    # Not under the lock: under `pyalloc run` this may install it, while Python holds its own lock for the import.
+    # Import without our lock: under `pyalloc run` the import itself may call install(), with Python's import lock held.
     torch = _import_torch()
     with _lock:
         _install_in(torch, config)
@@ -221,7 +221,7 @@ def _packed_plan(config: Config) -> bytes | None:
 
 
 def _is_installed_as(config: Config) -> bool:
-    """Is it, with these settings?  What `pyalloc run` chose gives way to what the program asks for."""
+    """Is it installed with these settings?  The program's own settings replace those of `pyalloc run`."""
     if not _state.installed or _state.config is None:
         return False
     if _state.config.is_same(config):
@@ -279,7 +279,7 @@ def _uninstall() -> None:
 
 
 def _forget() -> None:
-    """What an installation changed besides torch's choice of allocator."""
+    """Undoes what an installation changed besides torch's choice of allocator."""
     if _state.replacements is not None:
         _state.replacements.undo()
     _core.destroy()
@@ -346,7 +346,7 @@ def _has_cuda(torch: Any) -> bool:
     if torch.version.cuda is None:
         _state.reason = _NO_CUDA
         return False
-    # Not is_available(): that may start CUDA in this process, after which forked workers could not use it.
+    # Not is_available(): it may start CUDA in this process, and forked workers could not use CUDA then.
     if torch.cuda.device_count() == 0:
         _state.reason = NO_DEVICE
         return False
@@ -361,23 +361,23 @@ def _say_once() -> None:
     if why in _THEN:
         why += f"; {_THEN[why]}"
     if _state.by_run:
-        # No warning: the program's own filters may make an error of it, and its `import torch` would fail.
+        # No warning: the program's filters may turn it into an error, and `import torch` would fail.
         print(f"pyalloc: not installed: {why}", file=sys.stderr)
     else:
         warnings.warn(f"pyalloc.install() did nothing: {why}", RuntimeWarning, stacklevel=5)
 
 
 def _torch_settings() -> Iterator[tuple[str, str, str]]:
-    """(variable, key, value) of what the environment asks of torch's own allocator."""
+    """(variable, key, value) of the settings of torch's own allocator in the environment."""
     for name in TORCH_CONF:
-        # A value may be a list in brackets, with commas and colons of its own.
+        # A value may be a bracketed list that contains commas and colons.
         for part in re.findall(r"(?:\[[^]]*\]|[^,])+", os.environ.get(name, "")):
             key, _, value = part.partition(":")
             yield name, key.strip(), value.strip()
 
 
 def check_torch_settings() -> None:
-    """Raises InstallError where the environment asks for another allocator by name; it need not be known to torch."""
+    """Raises InstallError if the environment names another allocator, even one that torch does not know."""
     for name, key, value in _torch_settings():
         if key == "backend":
             raise InstallError(
@@ -396,10 +396,10 @@ def _has_pages(config: Config) -> bool:
 
 
 def _keep_nccl_from_registering(config: Config) -> None:
-    """Unless the environment says otherwise.
+    """Switches NCCL's registration of captured buffers off, unless the environment sets it.
 
-    What a captured collective reads and writes NCCL opens to the other ranks if it lies in one allocation of the
-    driver. Where memory is made of pages that may differ between ranks, which then wait for each other.
+    NCCL opens the buffers of a captured collective to the other ranks if each lies in one allocation of the driver.
+    With memory made of pages that may differ between ranks, which then wait for each other forever.
     """
     if _has_pages(config) and _NCCL_GRAPHS not in os.environ:
         os.environ[_NCCL_GRAPHS] = "0"
@@ -407,7 +407,7 @@ def _keep_nccl_from_registering(config: Config) -> None:
 
 
 def _tell_of_settings(config: Config) -> None:
-    """What pyalloc could do as well is said to be left undone, once; the rest it makes needless."""
+    """Warns once about settings of torch that pyalloc has, too, but does not take over; others are not needed."""
     ours = {option.name for option in config.options}
     for name, key, value in {each[1]: each for each in _without_effect()}.values():
         if key not in ours or f"{key}:" in config.text:
@@ -453,14 +453,14 @@ def _register_as_known(torch: Any) -> None:
         is_theirs = torch.cuda.get_allocator_backend() == "pluggable"
         why = _NOT_OURS if is_theirs else f"torch rejected the allocator: {error}. {_TOO_LATE}"
         raise InstallError(why) from error
-    # Never let go of: older torch forgets the allocator at exit, and then frees what no other process received by it.
+    # Keep a reference forever: older torch drops the allocator at exit, and then still frees shared memory through it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
 def _prepare_compiler() -> None:
-    """torch.compile(mode="reduce-overhead"): plain CUDA graphs where trees of them cannot be had.
+    """Makes torch.compile(mode="reduce-overhead") use plain CUDA graphs if trees of graphs are not possible.
 
-    The trees return the allocator to earlier states, through methods that are looked for in torch's libraries.
+    Trees set the allocator back to earlier states, through methods that are looked up in torch's libraries.
     """
     name = "torch._inductor.config"
     if _core.torch_has_slots("CUDA-graph trees"):

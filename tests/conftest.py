@@ -14,7 +14,7 @@ from dry_support import COUNTED, RunPython, dry_environment, dry_torch, python_f
 
 
 def pytest_configure() -> None:
-    """Programs under test begin with these signals as in a terminal: nohup and `&` of a shell leave them ignored."""
+    """Restores these signals, so that programs under test start as in a terminal: nohup and `&` leave them ignored."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -24,7 +24,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without the CUDA build of PyTorch the tests that need it are skipped; .ci/test says so."""
+    """Skips the tests that need the CUDA build of PyTorch if there is none; .ci/test says so."""
     if dry_torch() is not None:
         return
     skip = pytest.mark.skip(reason="needs the CUDA build of PyTorch: make torch")
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tests that ran inside of others, as these counted them (tests/parity/conftest.py)."""
+    """Reports the tests that ran inside others, as those counted them (tests/parity/conftest.py)."""
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for report in itertools.chain(*terminalreporter.stats.values()):
         for name, value in getattr(report, "user_properties", ()) if _is_call(report) else ():

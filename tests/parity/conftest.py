@@ -1,7 +1,7 @@
 """Parity: each test of this folder runs twice on real PyTorch, once on torch's own allocator, once on pyalloc.
 
-torch can have one allocator per process, so each file is run by a pytest of its own per allocator, on the host-memory
-runtime.  What is collected here is that pair of runs; a line at the end counts the tests inside.
+torch can have one allocator per process, so a pytest of its own runs each file for each allocator, on the host-memory
+runtime.  Each collected item is such a run; a line at the end counts the tests inside.
 
 To run one by hand: python tests/parity/run.py native|pyalloc tests/parity/test_x.py [pytest options]
 """
