@@ -1,8 +1,8 @@
-"""Figures of a running process, asked for from outside: a Unix socket that answers with JSON.
+"""Serves figures of a running process on a Unix socket, as JSON.
 
-Processes started by `pyalloc run` answer, others after `pyalloc attach` or `import pyalloc.live; pyalloc.live.serve()`.
-The socket is its owner's alone.  Asked is by a number, how many lines of the program are to be told too, or by a line
-of JSON that attached.py answers.
+Processes started by `pyalloc run` answer; others after `pyalloc attach` or `import pyalloc.live; pyalloc.live.serve()`.
+Only its owner can use the socket.  A request is a number, of program lines to include in the figures, or a line of
+JSON, which attached.py answers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _YOUNG_S = 60.0
 _LONGEST_REQUEST = 1 << 16  # bytes
 _BEGUN = ".new"  # no longer than .sock: the names of sockets are short
 _PAUSE_S = 0.1
-# The process has no more open files or memory, or who asked has gone: the next one can be answered.
+# No more open files or memory, or the asking side is gone: go on with the next request.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
-_serving: set[Path] = set()  # a forked process has only the files of its parent's
+_serving: set[Path] = set()  # a forked child only inherits the files
 
 
 def _socket_paths(pid: int) -> list[Path]:
-    """Where the process of that number may listen; the first is where it would from here.
+    """Where the process of that pid may listen; the first is where it would in this environment.
 
-    Batch systems hand XDG_RUNTIME_DIR on to machines that have no such folder, and not everybody who asks has it set;
-    some give each job a TMPDIR of its own.
+    Batch systems pass XDG_RUNTIME_DIR on to machines without that folder, and the asking side may not have it set; some
+    give each job a TMPDIR of its own.
     """
     folders = [tempfile.gettempdir()]
     of_login = os.environ.get("XDG_RUNTIME_DIR")
@@ -53,7 +53,7 @@ def _socket_paths(pid: int) -> list[Path]:
 
 
 def socket_path(pid: int) -> Path:
-    """Where the process of that number listens, or would."""
+    """Where the process of that pid listens, or would."""
     paths = _socket_paths(pid)
     return next((path for path in paths if path.exists()), paths[0])
 
@@ -63,10 +63,10 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
 
     Devices that are not in use stay so, for a context costs memory.
 
-    n_lines: of the program, that hold most, are told too; None instead of them where no stacks are kept.
+    n_lines: number of program lines that hold most, to be included; they are None if no stacks are kept.
     """
     torch: Any = sys.modules.get("torch")  # it may be under import, as each of these
-    # The program may have put anything there, and a Python within another program has none.
+    # The program may have put anything there, and an embedded Python has none.
     words = [str(word) for word in getattr(sys, "argv", ())]
     result: dict[str, Any] = {"pid": os.getpid(), "argv": words, "devices": {}}
     state = getattr(sys.modules.get("pyalloc.attached"), "state", None)
@@ -88,7 +88,7 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
 
 
 def _lines(n: int) -> list[dict[str, Any]]:
-    """What each line of the program holds now, most first; what is left over as the last."""
+    """What each line of the program holds now, largest first; the rest is the last one."""
     sums: dict[str, list[int]] = {}
     for segment in snapshots.segments():
         for block in segment["blocks"]:
@@ -106,7 +106,7 @@ def _lines(n: int) -> list[dict[str, Any]]:
 
 
 def shortened(lines: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
-    """The first of them; what is left over as the last."""
+    """The first n lines; the rest is summed up in the last one."""
     rest = lines[n:]
     if not rest:
         return lines
@@ -115,7 +115,7 @@ def shortened(lines: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
 
 
 def serve() -> Path | None:
-    """Answers from a thread until the process ends.  None where it cannot (no Unix sockets, no folder)."""
+    """Answers from a thread until the process ends.  None if that is impossible (no Unix sockets, no folder)."""
     path = _socket_paths(os.getpid())[0]  # what is elsewhere may be another user's
     if path in _serving and path.exists():  # not swept away with old files
         return path
@@ -124,10 +124,10 @@ def serve() -> Path | None:
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         begun.unlink(missing_ok=True)
-        # Linux gives the file what the socket has; umask is of all threads, whose files would be private meanwhile.
+        # Linux gives the file the socket's mode.  umask would affect the files of all threads.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(begun))
-        begun.chmod(0o600)  # a umask may have taken that from its owner, too
+        begun.chmod(0o600)  # the umask may have removed even the owner's rights
         listener.listen(4)
         begun.replace(path)
     except (AttributeError, OSError):
@@ -146,7 +146,7 @@ def serve() -> Path | None:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Sockets of killed processes; asked rather than told by the number, which may be of another container."""
+    """Removes sockets of killed processes.  Tries to connect, as the pid may belong to another container."""
     left = folder.glob(f"pyalloc-{os.getuid()}-*")
     for path in (each for each in left if each.suffix in (".sock", _BEGUN)):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
@@ -160,7 +160,7 @@ def _remove_left_behind(folder: Path) -> None:
 
 
 def serve_when_torch_is_imported() -> None:
-    """What `pyalloc run` asks for: processes without torch have nothing to tell."""
+    """Serves once torch is imported, for `pyalloc run`: processes without torch have no figures."""
     after_import("torch", lambda _torch: serve())
 
 
@@ -218,7 +218,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def _whole_line(connection: socket.socket, begun: bytes) -> bytes:
-    """What comes until the end of a line, or of the connection."""
+    """Receives until the end of a line, or of the connection."""
     while not begun.endswith(b"\n") and len(begun) < _LONGEST_REQUEST:
         part = connection.recv(_LONGEST_REQUEST)
         if not part:
@@ -228,7 +228,7 @@ def _whole_line(connection: socket.socket, begun: bytes) -> bytes:
 
 
 class BusyError(UsageError):
-    """The process listens, and does not come to answer."""
+    """The process listens, but does not answer in time."""
 
 
 def _busy(pid: int, within_s: float) -> str:
@@ -293,7 +293,7 @@ def _exchange(pid: int, wanted: bytes, within_s: float) -> dict[str, Any]:
 
 
 def received(connection: socket.socket) -> bytes:
-    """All that comes until the other side has told everything."""
+    """Receives until the other side closes the connection."""
     parts = []
     while part := connection.recv(1 << 16):
         parts.append(part)

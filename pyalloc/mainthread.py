@@ -1,4 +1,4 @@
-"""The program's main thread: calls in it between two steps of its own, and its Ctrl-C, which may have to wait."""
+"""The program's main thread: calls in it between two bytecodes, and its Ctrl-C, which may have to wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _asked: list[Any] = []  # what Python may still call
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C while the last of a recording is written counts once that is done; a second time it counts at once."""
+    """Delays Ctrl-C until the end of a recording is written; a second Ctrl-C takes effect at once."""
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or before in (None, signal.SIG_IGN):
@@ -43,17 +43,17 @@ def interrupts_wait() -> Iterator[None]:
 def run(
     call: Callable[[], object], within_s: float, is_idle: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Calls it in the main thread, between two steps of that one's Python code, whatever this thread is.
+    """Runs a call in the main thread, between two bytecodes, from whatever thread.
 
-    It may come in the middle of anything: it is to wait for nothing, and to take no lock that may be held there.
+    The main thread may be anywhere: the call must not wait, nor take a lock that may be held there.
 
-    is_idle: does it wait for what happens outside, as far as can be seen?  Then it is given up sooner.
+    is_idle: does the main thread seem to wait for something outside?  Then this gives up sooner.
 
     Returns:
-        Was it called?  If not the main thread has run no Python code meanwhile, and it will not be called.
+        Was it called?  If not, the main thread ran no Python code during this time, and the call will not be made.
 
     Raises:
-        Exception: what it raised.
+        Exception: what the call raised.
     """
     if threading.current_thread() is threading.main_thread():
         call()
@@ -89,7 +89,7 @@ def run(
 
 
 def _raise_where_it_belongs(error: BaseException) -> None:
-    """A handler of the program's signals may have raised in the middle of the call: that is for the main thread."""
+    """Raises in the main thread what a signal handler of the program raised in the middle of the call."""
     if isinstance(error, Exception):
         raise error
     main = ctypes.c_ulong(threading.main_thread().ident or 0)

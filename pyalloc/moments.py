@@ -22,11 +22,11 @@ def rounded(size: int) -> int:
 
 
 class Block(NamedTuple):
-    """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
+    """A live block.  bytes: rounded; phase, module: where it was requested; free_event: None if alive at the end.
 
-    label: what the program calls it; pool: the private one it is of, 0: of none; n_between: requests of its device
-    between its own and its free, None as there; thread: that asked for it, 0: not recorded.
-    A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
+    label: the program's name for it; pool: its private pool, 0: none; n_between: number of its device's requests
+    between its own and its free, None if alive at the end; thread: the one that requested it, 0: not recorded.
+    A tuple, because there may be millions: dataclasses take three times as long to make, and twice the memory.
     """
 
     address: int
@@ -49,16 +49,16 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """What was alive after so many events: the last of them has a number one less, as they are counted from 0.
+    """What was alive after so many events.  Events are counted from 0, so the last of them has a number one less.
 
-    scan, number: where it is from; blocks are not read before they are asked for, which most moments never are.
+    scan, number: its source.  Blocks are read on first use, because most moments never need them.
     """
 
     event: int
     allocated_bytes: int
     reserved_bytes: int
     segments: tuple[Segment, ...]
-    # By (device, address) of segments of private pools: which.
+    # The private pool of a segment, by (device, address).
     pools: dict[tuple[int, int], int] = field(repr=False)
     scan: _core.Scan = field(repr=False, compare=False)
     number: int = field(repr=False, compare=False)
@@ -67,7 +67,7 @@ class Moment:
 
     @property
     def last_event(self) -> int:
-        """The number of the event that it comes after, which people are told; -1: it comes before the first."""
+        """The number, shown to people, of the event that it comes after; -1: it comes before the first."""
         return self.event - 1
 
     @cached_property
@@ -78,23 +78,23 @@ class Moment:
 
     @cached_property
     def pending(self) -> tuple[Block, ...]:
-        """What was freed, but may not be handed out yet: other streams had work on it."""
+        """Freed blocks that cannot be reused yet, because other streams have work on them."""
         blocks = map(Block._make, self.scan.pending(self.number))
         return tuple(block for block in blocks if self.device in (-1, block.device))
 
     @cached_property
     def segment_requests(self) -> dict[tuple[int, int], tuple[int, str]]:
-        """By (device, address) of segments that were allocated for one request, where it is known: stack and phase."""
+        """Stack and phase of the request that a segment was allocated for, if known, by (device, address)."""
         return self.scan.segment_requests(self.number)
 
     @property
     def pending_bytes(self) -> int:
-        """Of these."""
+        """Bytes of the pending blocks."""
         return sum(block.bytes for block in self.pending)
 
     @cached_property
     def temporary_bytes(self) -> int:
-        """Of live blocks that are freed within one further request of their device."""
+        """Bytes of live blocks that are freed within one further request of their device."""
         return sum(
             block.bytes
             for block in self.blocks
@@ -136,7 +136,7 @@ class Moment:
         return list(map(Block._make, rows)), segments, largest
 
     def of_device(self, device: int) -> Moment:
-        """What of it was on one device."""
+        """The part of it on one device."""
         segments = tuple(segment for segment in self.segments if segment[3] == device)
         blocks = tuple(block for block in self.blocks if block.device == device)
         part = replace(
@@ -151,7 +151,7 @@ class Moment:
         return part
 
     def since(self, event: int) -> Moment:
-        """What of it was allocated from that event on."""
+        """The part of it that was allocated from that event on."""
         blocks = tuple(block for block in self.blocks if block.alloc_event >= event)
         part = replace(
             self, allocated_bytes=sum(block.bytes for block in blocks), first_event=event
@@ -182,7 +182,7 @@ class Moment:
 
     @cached_property
     def common_pieces(self) -> list[tuple[Segment, int, int]]:
-        """Those outside of private pools, whose memory nobody else gets."""
+        """Those outside of private pools, whose memory is not available to others."""
         return [each for each in self.idle_pieces if (each[0][3], each[0][0]) not in self.pools]
 
     @property
@@ -206,7 +206,7 @@ class Moment:
 
     @property
     def unsplit_bytes(self) -> int:
-        """Of these, of what is in use."""
+        """Bytes of these, for the blocks in use."""
         return sum(n for *_, n in self.unsplit(self.blocks))
 
     @property
@@ -221,7 +221,7 @@ class Moment:
 
 
 def page_bytes(gaps: Iterable[tuple[int, int]]) -> int:
-    """Of idle pieces, what covers whole pages: those can be mapped elsewhere."""
+    """Bytes of idle pieces in whole pages, which can be mapped elsewhere."""
     return PAGE * sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in gaps)
 
 
