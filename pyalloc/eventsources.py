@@ -95,13 +95,12 @@ class Ours:
 
 
 class Torchs:
-    """torch's history, by way of its snapshots.
+    """torch's history, read through its snapshots.
 
-    What is done between a snapshot and the clearing after it is lost, and torch lets threads run while it makes one
-    (Python's collector, whose frees would be lost as well, has to wait).
-    So the history is cleared where the program itself makes a mark.  In the background, when it makes none and rests,
-    or has made none for long, what is new is moved and all of it stays, unless that is much.  What is lost is counted
-    and told.
+    Events between a snapshot and the clearing after it are lost, and torch lets other threads run during a snapshot.
+    (Python's collector has to wait, because its frees would be lost, too.)  So the history is cleared when the program
+    itself makes a mark.  Without marks, if the program rests or has made none for long, the new events are moved in the
+    background and the history is kept, unless it is large.  Lost events are counted and reported.
     """
 
     has_record_stream = False
@@ -110,11 +109,11 @@ class Torchs:
         self.writer = writer
         self.stacks = stacks
         self.n_seen = 0  # allocations
-        # Entries that were moved and are still there, of each device and beside: how many, and the last one.
+        # Entries that were moved and are still in the history, for each device and others: number and last one.
         self.kept: list[tuple[int, Any] | None] = []
         self.n_before = 0
         self.n_made = 0  # at the last move
-        self.n_told = 0  # of those lost
+        self.n_told = 0  # lost allocations that were reported
         self.n_moved = 0  # allocations and frees at the last move
         self.n_looked = 0  # and at the last look from the background
         self.last = self.last_mark = self.last_clear = time.monotonic()
@@ -141,7 +140,7 @@ class Torchs:
             whole = [*taken["device_traces"], *_others(taken)]
             kept = self.kept or [None] * len(whole)
             parts = [_new(*each) for each in zip(whole, kept, strict=True)]
-            # C++ may have switched it off, or cleared it, past what answers the program.
+            # C++ code may have switched it off, or cleared it, without passing through sharing.py.
             is_off = not sharing.is_on()
             is_cut = is_off or any(each is None for each in parts)
             new = [each if part is None else part for each, part in zip(whole, parts, strict=True)]
@@ -159,7 +158,7 @@ class Torchs:
         first = self.writer.n_events
         self.writer.merged(traces, marks)
         self.n_seen += sum(entry["action"] == "alloc" for trace in traces for entry in trace)
-        if n_made < self.n_made:  # the program began to count anew
+        if n_made < self.n_made:  # the program reset the counters
             self.n_before = n_made - self.n_seen - self.n_told
         self.n_made = n_made
         lost = max(n_made - self.n_before - self.n_seen, self.n_told)
@@ -168,11 +167,11 @@ class Torchs:
             self.writer.gap(first, lost, self.clock())
 
     def switch(self) -> None:
-        """Torch's history is on as the program wants it now, and keeps what it has."""
+        """Switches torch's history on as the program wants it now; keeps its entries."""
         _torch_history(self.stacks)
 
     def n_lost(self) -> int:
-        """Allocations that no snapshot had; to be asked after the last drain."""
+        """Number of allocations that no snapshot had.  Call it after the last drain."""
         return max(made()[0] - self.n_before - self.n_seen, 0)
 
     def is_due(self) -> bool:
@@ -190,12 +189,12 @@ class Torchs:
         return self.n_looked > self.n_moved and (rests or idle > self._interval())
 
     def _interval(self) -> float:
-        """Between moves from the background while the program works: the more there is, the longer a move takes."""
+        """Seconds between background moves while the program works; longer if moves take long."""
         return min(max(_TORCH_BACK_S, _TORCH_REST * self.cost), _TORCH_LONG_S)
 
 
 def made() -> tuple[int, int]:
-    """Allocations of this process so far, and these with the frees."""
+    """Allocations of this process so far, and allocations plus frees."""
     import torch
 
     stats = [torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())]
@@ -204,12 +203,12 @@ def made() -> tuple[int, int]:
 
 
 def _others(snapshot: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """What its history has beside the devices' entries: of pinned memory, and the program's annotations."""
+    """The history's other entries: pinned memory, and the program's annotations."""
     return snapshot.get("host_traces", []), snapshot.get("external_annotations", [])
 
 
 def _new(history: list[Any], kept: tuple[int, Any] | None) -> list[Any] | None:
-    """What came after that; None: it is not there any more."""
+    """The entries after the kept ones; None if the last kept one is no longer there."""
     if kept is None:
         return history
     n, last = kept
@@ -217,7 +216,7 @@ def _new(history: list[Any], kept: tuple[int, Any] | None) -> list[Any] | None:
 
 
 def _torch_history(stacks: str, *, clear: bool = False) -> None:
-    """Switches torch's history on, as wide as the recording and the program want it."""
+    """Switches torch's history on, with what the recording and the program need."""
     import torch
 
     keywords = {"enabled": "all", "max_entries": _MAX_ENTRIES, **sharing.wanted(stacks)}
