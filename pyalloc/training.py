@@ -96,7 +96,7 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
             f"{len(found)} tensors of {size(most.bytes)} or half that hold {size(held)} at the peak: the logits of "
             f"{analysis.place(most.stack)}, their log-softmax, and the gradients of both. Compute the last layer and "
             "the loss for a part of the rows at a time, with torch.utils.checkpoint around each part, so that only "
-            "one part's tensors exist at once; torch 2.14 has torch.nn.functional.linear_cross_entropy(..., "
+            "one part's tensors exist at once; torch 2.14 and newer have torch.nn.functional.linear_cross_entropy(..., "
             f"options=torch.nn.LinearCrossEntropyOptions()). That would lower the peak by up to {size(saved)}.",
             saved,
         )

@@ -224,6 +224,20 @@ def test_metadata_is_any_text(text: str | bytes | bytearray) -> None:
     assert [each["user_metadata"] for each in entries[-2:]] == [shown, shown]
 
 
+def test_metadata_of_a_dict() -> None:
+    """Torch 2.15 makes JSON of it."""
+    memory = torch.cuda.memory
+    if torch.__version__ < (2, 15):
+        pytest.skip("of torch 2.15 on")
+    _record_memory_history("all", context=None)
+    memory._set_memory_metadata({"step": 1, "of": ["loss"]})
+    text = memory._get_memory_metadata()
+    tensor = empty(1000)
+    memory._set_memory_metadata("")
+    assert text == '{"step":1,"of":["loss"]}'
+    assert entries_of(tensor.data_ptr())[-1]["user_metadata"] == text
+
+
 @pytest.mark.parametrize("wrong", [5, None, "\ud800", ["text"]])
 def test_metadata_is_nothing_else(wrong: object) -> None:
     memory = torch.cuda.memory

@@ -84,6 +84,65 @@ def test_graph_trees_return_to_earlier_states() -> None:
         torch._dynamo.reset()
 
 
+@pytest.fixture
+def config():
+    import torch._inductor.config as config
+
+    yield config
+    torch._dynamo.reset()
+
+
+def bytes_of_private_pools() -> int:
+    segments = torch.cuda.memory_snapshot()
+    return sum(each["total_size"] for each in segments if each["segment_pool_id"] != (0, 0))
+
+
+def test_trees_record_in_what_their_pool_began_with(config) -> None:
+    """Torch allocates that in the pool's first capture, and frees it: recordings find it there."""
+    if not hasattr(config.triton, "cudagraph_initial_mempool_allocation_gb"):
+        pytest.skip("of torch 2.15 on")
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+    mib = 1 << 20
+    before = bytes_of_private_pools()
+    with config.patch({"triton.cudagraph_initial_mempool_allocation_gb": 0.25}):
+        function = torch.compile(lambda x: (x * 2).relu() + 1, mode="reduce-overhead")
+        x = torch.zeros(10 * mib, device="cuda")
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            result = function(x)
+    assert 256 * mib <= bytes_of_private_pools() - before <= 260 * mib
+    del result
+
+
+def test_outputs_are_cloned_out_of_the_trees_pool(config) -> None:
+    """Those of an earlier step stay readable then, and lie elsewhere."""
+    if not hasattr(config.triton, "cudagraph_trees_generation_cloning"):
+        pytest.skip("this torch's CUDA-graph trees clone nothing")
+    with config.patch({"triton.cudagraph_trees_generation_cloning": "user_visible"}):
+        function = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
+        x = torch.zeros(300_000, device="cuda")
+        results = []
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            results.append(function(x))
+    assert len({each.data_ptr() for each in results}) == len(results)
+    for each in results:
+        assert (each + 1).shape == x.shape
+
+
+@pytest.mark.parametrize("pool", ["none", "intermediates", "outputs", "combined"])
+def test_planned_memory_of_inductor(config, pool: str) -> None:
+    """It asks for one block, and gives out parts of it."""
+    with config.patch({"memory_planning": True, "memory_pool": pool}):
+        function = torch.compile(lambda x: ((x @ x).relu() @ x + 1) @ x)
+        x = torch.zeros(512, 512, device="cuda", requires_grad=True)
+        for _ in range(2):
+            function(x).sum().backward()
+    assert x.grad is not None
+
+
 def test_what_stays_in_the_trees_pool_is_told_of() -> None:
     """By an error that names the lines which made it: a replay would overwrite it."""
     import torch._inductor.config as inductor
