@@ -44,12 +44,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise TraceError(
-            f"the pickle tries to load {module}.{name}; memory snapshots hold plain data only, so it was rejected "
+            f"the pickle tries to load {module}.{name}; memory snapshots hold plain data only, so it was refused "
             "and nothing was executed"
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise TraceError("the pickle refers to objects outside itself, so it was rejected")
+        raise TraceError("the pickle refers to objects outside itself, so it was refused")
 
 
 class _Watched:

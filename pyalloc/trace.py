@@ -263,7 +263,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
                 file.write(piece)
             if file.tell() > most:
                 raise TraceError(
-                    f"{path}: rejected, because it unpacks to far more than a trace would"
+                    f"{path}: refused, because it unpacks to far more than a trace would"
                 )
     except EOFError:
         raise TraceError(f"{path}: the file ends too early; copy it again") from None

@@ -92,7 +92,7 @@ def test_each_devices_own_peak_is_held_against_replays_of_each(plan: Plan) -> No
     found.replays = {"pyalloc": {"peak_bytes": 150 * MIB, "completed": True}}
     policy = next(item.text for item in advise(found) if item.kind == "policy")
     assert "150.0 MiB of device memory instead of 200.0 MiB" in policy
-    assert "the peaks of 2 devices, added up" in policy
+    assert "sums over the peaks of 2 devices" in policy
     assert json.loads(pyalloc("stats", path, "--json", "-q"))["device_peak_reserved"]
 
 
