@@ -43,7 +43,7 @@ def watched(figures: dict[str, Any], history: list[int], view: View, height: int
         lines += wrapped(_NO_STACKS).split("\n")
     elif view.n_lines:
         lines += _sorted(figures["lines"], view)
-        keys += f", +/- more/fewer, s sort ({view.order}), c reset change"
+        keys += f", +/- more/fewer, s by {view.order}, c count anew"
     return "\n".join([*lines[: height - 2], "", keys])
 
 

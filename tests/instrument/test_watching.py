@@ -110,7 +110,7 @@ def serving() -> Iterator[subprocess.Popen[str]]:
 def test_keys() -> None:
     with serving() as server:
         terminal = Terminal(server.pid)
-        first = terminal.wait("l lines")
+        first = terminal.wait("l show lines")
         assert "model_of_a" not in first
         assert not tcgetattr(terminal.number)[3] & (ECHO | ICANON)
         terminal.press("l")
@@ -128,7 +128,7 @@ def test_keys() -> None:
         changed = terminal.wait(r"\+\d+\.0 MiB.*s by change")
         assert re.findall(r"\+\d+\.0 MiB +train/model_of_a_long_name\.py:(\d+)", changed) == ["3"]
         terminal.press(" ")
-        held = terminal.wait("space go on")
+        held = terminal.wait("space resume")
         terminal.press("c")
         anew = terminal.wait("line\r\n +96")
         assert "+" not in anew.split("line\r")[1].split("q quit")[0] and "MiB" in held
@@ -143,7 +143,7 @@ def test_keys() -> None:
 def test_how_else_it_ends(how: str) -> None:
     with serving() as server:
         terminal = Terminal(server.pid)
-        terminal.wait("l lines")
+        terminal.wait("l show lines")
         if how == "Ctrl-C":
             terminal.press("\x03")
         else:
