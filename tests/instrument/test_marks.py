@@ -165,7 +165,7 @@ def test_the_flame_graph_of_a_range(plan: Plan, tmp_path: Path) -> None:
         page.value("rangeMoved(90, 3)")  # begun at its later end
         assert page.value("ends()") == [3, 90]
         page.value("$('range-begin').click()")
-        assert page.value("anchor") == -1 and "range begins" in page.value(
+        assert page.value("anchor") == -1 and "begin a range" in page.value(
             "$('range-begin').textContent"
         )
         page.value("$('range-begin').click(), $('scrub').value = 20, $('scrub').oninput()")

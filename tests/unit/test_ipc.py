@@ -80,7 +80,7 @@ def test_what_does_not_help_is_not_advised(dry_python, tmp_path: Path) -> None: 
     said = dry_python(
         SHARE, install=True, env={"PYALLOC_CONF": "vmm:false", "LD_PRELOAD": refusing}
     ).stdout
-    assert "gave 801" in said and "Send a CPU copy" in said and "vmm" not in said
+    assert "returned 801" in said and "Send a CPU copy" in said and "vmm" not in said
 
 
 # What a tensor's last owner calls: which device is current, and what an error of it leaves behind.
