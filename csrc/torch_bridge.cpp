@@ -6,6 +6,7 @@
  * resort is a std::runtime_error with the same text, which still says "out of memory". */
 #include "torch_bridge.h"
 
+#include "torch_exception.h"
 #include "torch_fast.h"
 #include "torch_native.h"
 #include "torch_old_string.h"
@@ -111,7 +112,7 @@ oom_try(const oom_class &kind) {
     try {
         oom_throw_as(kind, text);
     } catch (const std::exception &error) {
-        return typeid(error) == *kind.type && strstr(error.what(), text.c_str()) != nullptr;
+        return typeid(error) == *kind.type && pya_torch_text(error).find(text) != std::string::npos;
     } catch (...) {
         return false;
     }

@@ -1,6 +1,7 @@
 #include "torch_vtable.h"
 
 #include "core/pool_id.h"
+#include "torch_exception.h"
 
 #include <atomic>
 #include <cstdint>
@@ -72,7 +73,7 @@ pya_torch_probe(void *object, void *method) {
     try {
         reinterpret_cast<probed>(method)(object, 0, {0, 0}, nothing);
     } catch (const std::exception &error) {
-        return error.what();
+        return pya_torch_text(error);
     }
     return "";
 }
