@@ -92,6 +92,7 @@ struct pya_card {
     bool are_fences_open;  /* recorded, completion not yet seen */
     struct pya_fence *late_fence; /* the latest fence that was the only one still open */
     struct pya_import *imports;   /* other processes' memory (import.h) */
+    uint64_t peers; /* bit per device that has access to everything mapped, now and later */
 
     /* Physical memory, in pages and plain segments; == stats reserved_bytes.all.current. */
     size_t reserved_bytes;

@@ -162,6 +162,28 @@ arena_open_peer(struct pya_card *card, int peer, const struct pya_arena *arena) 
     return st;
 }
 
+/* Gives a new peer access to everything mapped and, from now on, to everything new.  If nothing is mapped, a page is
+ * tried: a driver that refuses the peer must do so now, not when the program needs memory. */
+static pya_status
+card_let_in(struct pya_card *card, int peer) {
+    pya_status st = pya_device_set_peer(card->dev, peer, true);
+    if (st != PYA_OK) {
+        return st;
+    }
+    for (struct pya_arena *arena = card->arenas; arena != NULL && st == PYA_OK;
+         arena = arena->next) {
+        st = arena_open_peer(card, peer, arena);
+    }
+    st = st == PYA_OK ? pya_imports_open_peer(card, peer) : st;
+    st = st == PYA_OK && card->pages.n_mappings == 0 ? pya_import_try(card) : st;
+    if (st == PYA_OK) {
+        card->peers |= UINT64_C(1) << peer;
+    } else { /* else the device could not open its own new memory */
+        (void)!pya_device_set_peer(card->dev, peer, false);
+    }
+    return st;
+}
+
 pya_status
 pya_enable_peer(struct pya_heap *heap, int device, int peer) {
     struct pya_card *card;
@@ -170,16 +192,8 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
         return st; /* plain memory: the caller uses cudaDeviceEnablePeerAccess */
     }
     pya_lock_acquire(&card->lock);
-    st = pya_device_set_peer(card->dev, peer, true);
-    bool is_set = st == PYA_OK;
-    for (struct pya_arena *arena = card->arenas; arena != NULL && st == PYA_OK;
-         arena = arena->next) {
-        st = arena_open_peer(card, peer, arena);
-    }
-    st = st == PYA_OK ? pya_imports_open_peer(card, peer) : st;
-    if (is_set && st != PYA_OK) { /* else the device could not open its own new memory */
-        (void)!pya_device_set_peer(card->dev, peer, false);
-    }
+    bool is_in = peer >= 0 && peer < PYA_MAX_DEVICES && (card->peers >> peer & 1) != 0;
+    st = is_in ? PYA_OK : card_let_in(card, peer);
     pya_lock_release(&card->lock);
     return st;
 }

@@ -95,6 +95,10 @@ PYA_MUST_CHECK pya_status pya_heap_run_short(
     struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out);
 void pya_heap_note_too_large(int device, size_t bytes);
 
+/* Unmaps the closed imports, and those that could not be unmapped earlier.  Leaves those that another thread is
+ * waiting for to that thread. */
+void pya_heap_unmap_imports(struct pya_heap *heap);
+
 /* Captures the context for the block in hand.  Called without a lock; the caller owns the reference.  It includes the
  * call stack if the record level is at least stack_from. */
 static inline void *

@@ -82,6 +82,32 @@ pya_import_unmap(struct pya_card *card, struct pya_import *import) {
 }
 
 pya_status
+pya_import_try(struct pya_card *card) {
+    struct pya_import *import = calloc(1, sizeof *import);
+    if (import == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    import->n_pages = 1;
+    import->is_over = true;
+    pya_status st = pya_device_range_reserve(card->dev, PYA_PAGE, &import->base);
+    if (st != PYA_OK) {
+        free(import);
+        return st;
+    }
+    st = pya_device_page_create(card->dev, 1, &import->held);
+    if (st == PYA_OK) {
+        st = pya_device_map(card->dev, import->base, import->held, 1);
+        import->n_mapped = st == PYA_OK;
+    }
+    st = st == PYA_OK ? pya_device_set_access(card->dev, import->base, PYA_PAGE) : st;
+    if (pya_import_unmap(card, import) != PYA_OK) {
+        import->next = card->imports;
+        card->imports = import;
+    }
+    return st;
+}
+
+pya_status
 pya_imports_open_peer(struct pya_card *card, int peer) {
     pya_status st = PYA_OK;
     for (const struct pya_import *i = card->imports; i != NULL && st == PYA_OK; i = i->next) {

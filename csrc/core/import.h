@@ -1,5 +1,5 @@
-/* Pages of other processes, mapped side by side here.  They belong to no arena, do not count as reserved and are
- * never allocated.  Floor 5. */
+/* Pages that belong to no arena, mapped side by side: those of other processes, and what a trial could not give back.
+ * They do not count as reserved and are never allocated.  Floor 5. */
 #pragma once
 
 #include "card.h"
@@ -28,6 +28,9 @@ PYA_MUST_CHECK pya_status pya_import_map(
 /* Unmaps an import and frees its record.  Work that used it has finished.  On failure the import remains, perhaps
  * with fewer pages mapped. */
 PYA_MUST_CHECK pya_status pya_import_unmap(struct pya_card *card, struct pya_import *import);
+/* Makes one page of the device's own accessible to the device and its peers, and removes it again.  What cannot be
+ * removed joins the card's list as an import that is over. */
+PYA_MUST_CHECK pya_status pya_import_try(struct pya_card *card);
 /* Gives one more peer access to all imports in the card's list. */
 PYA_MUST_CHECK pya_status pya_imports_open_peer(struct pya_card *card, int peer);
 /* Only for the end of the heap. */

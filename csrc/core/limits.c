@@ -318,7 +318,11 @@ pya_trim(struct pya_heap *heap, int device, size_t bytes) {
 
 pya_status
 pya_empty_cache(struct pya_heap *heap, int device) {
-    return pya_trim(heap, device, 0);
+    pya_status st = pya_trim(heap, device, 0);
+    if (st == PYA_OK) {
+        pya_heap_unmap_imports(heap);
+    }
+    return st;
 }
 
 pya_status

@@ -152,6 +152,37 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
 
 /* ---- other failures ---- */
 
+/* The other devices that the call was to give access. */
+static void
+error_peers(const struct pya_device_error *error, char *text, size_t n) {
+    const bool is_one = (error->peers & (error->peers - 1)) == 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < PYA_MAX_DEVICES && used < n; i++) {
+        if ((error->peers >> i & 1) != 0) {
+            const char *before = used > 0 ? ", "
+                                 : is_one ? " with access for GPU "
+                                          : " with access for GPUs ";
+            int length = snprintf(text + used, n - used, "%s%d", before, i);
+            used += length > 0 ? (size_t)length : 0;
+        }
+    }
+}
+
+/* What the reader should know beside the call. */
+static const char *
+error_advice(const struct pya_device_error *error) {
+    if (error->is_sticky) {
+        return ". Earlier work, not this call, made the device unusable for the rest of this process: "
+               "start a new one with CUDA_LAUNCH_BLOCKING=1 to see which kernel failed";
+    }
+    if (error->peers != 0) {
+        return ". GPUs that copy from each other were given access to each other's memory. If the driver refuses that "
+               "access, the option vmm:False may help";
+    }
+    return "";
+}
+
 /* The card whose device failed: the named one, otherwise the first one with an error. */
 static struct pya_card *
 error_card(const struct pya_heap *heap, int device, struct pya_device_error *error) {
@@ -202,6 +233,8 @@ pya_heap_error_text(
         return snprintf(buffer, buffer_bytes, "%s: %s", what, pya_status_text(status));
     }
     char size[48] = "";
+    char peers[160];
+    error_peers(&error, peers, sizeof peers);
     if (error.bytes > 0) {
         (void)snprintf(size, sizeof size, " of %llu bytes", (unsigned long long)error.bytes);
     }
@@ -214,10 +247,7 @@ pya_heap_error_text(
             card->index, error.code, error.text);
     }
     return snprintf(
-        buffer, buffer_bytes, "%s: %s: %s%s on GPU %d returned %d (%s)%s", what,
-        pya_status_text(status), error.call, size, card->index, error.code, error.text,
-        error.is_sticky
-            ? ". Earlier work, not this call, made the device unusable for the rest of this process: "
-              "start a new one with CUDA_LAUNCH_BLOCKING=1 to see which kernel failed"
-            : "");
+        buffer, buffer_bytes, "%s: %s: %s%s on GPU %d%s returned %d (%s)%s", what,
+        pya_status_text(status), error.call, size, card->index, peers, error.code, error.text,
+        error_advice(&error));
 }

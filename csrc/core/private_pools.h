@@ -60,7 +60,10 @@ PYA_MUST_CHECK pya_status pya_pool_claim(
     struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim);
 
 /* Gives device `peer` access to the memory of `device`, now and in future.  PYA_E_NOTSUP: not possible.  After a
- * failure `peer` cannot reach memory mapped later, and `device` works as before. */
+ * failure `peer` cannot reach memory mapped later, and `device` works as before.
+ * After success every block is accessible to the peer: if the driver refuses that for new memory, the request that
+ * needs it fails with PYA_E_DEVICE.  A block without that access would be worse, because a kernel of the peer that
+ * reads it makes the process's devices unusable. */
 PYA_MUST_CHECK pya_status pya_enable_peer(struct pya_heap *heap, int device, int peer);
 
 #ifdef __cplusplus

@@ -193,10 +193,8 @@ card_end_wait(struct pya_card *card, uint64_t round) {
     pya_lock_release(&card->lock);
 }
 
-/* Unmaps the closed imports, and those that could not be unmapped earlier.  Leaves those that another thread is
- * waiting for to that thread. */
-static void
-heap_unmap_over(struct pya_heap *heap) {
+void
+pya_heap_unmap_imports(struct pya_heap *heap) {
     uint64_t round = __atomic_add_fetch(&heap->import_round, 1, __ATOMIC_RELAXED);
     bool is_any = false;
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
@@ -224,7 +222,7 @@ pya_import_open(
     if (st != PYA_OK) {
         return st;
     }
-    heap_unmap_over(heap);
+    pya_heap_unmap_imports(heap);
     st = pya_import_map(card, n_pages, source, &import);
     pya_lock_acquire(&card->lock); /* from here on new peers get access too */
     if (st == PYA_OK) {
@@ -262,6 +260,6 @@ pya_import_close(struct pya_heap *heap, pya_dptr base) {
         }
         pya_lock_release(&card->lock);
     }
-    heap_unmap_over(heap);
+    pya_heap_unmap_imports(heap);
     return is_found ? PYA_OK : PYA_E_FOREIGN;
 }

@@ -254,6 +254,9 @@ cuda_open(struct pya_device *dev, uint64_t who, pya_dptr addr, size_t bytes) {
         }
     }
     CUDA_CALL(dev, cuMemSetAccess, bytes, addr, bytes, desc, n);
+    if (status != PYA_OK) {
+        cuda_note_peers(who & ~(UINT64_C(1) << dev->index));
+    }
     return status;
 }
 

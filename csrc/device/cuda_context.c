@@ -62,6 +62,11 @@ cuda_report_stream(const char *call, cuda_result result) {
     return is_gone ? PYA_E_STREAM : status;
 }
 
+void
+cuda_note_peers(uint64_t peers) {
+    cuda_last.peers = peers;
+}
+
 pya_status
 cuda_missing(const char *call) {
     cuda_last = (struct pya_device_error){.code = 0};

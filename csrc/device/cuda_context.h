@@ -32,6 +32,8 @@ cuda_result cuda_gently(cuda_result result);
 PYA_MUST_CHECK pya_status cuda_report(const char *call, cuda_result result, uint64_t bytes);
 /* The same for calls whose only handle is the stream. */
 PYA_MUST_CHECK pya_status cuda_report_stream(const char *call, cuda_result result);
+/* Adds to the error just reported which other devices the call was to give access. */
+void cuda_note_peers(uint64_t peers);
 /* Reports that the driver lacks the function. */
 PYA_MUST_CHECK pya_status cuda_missing(const char *call);
 /* Reports that there is no driver at all. */

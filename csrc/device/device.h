@@ -27,6 +27,7 @@ struct pya_device_error {
     int code;       /* the driver's code; 0: none */
     char text[160]; /* the driver's text for the code */
     uint64_t bytes; /* size that the call was about; 0: none */
+    uint64_t peers; /* bit per other device that the call was to give access; 0: none */
     bool is_sticky; /* every later call of the process fails too */
 };
 
@@ -81,7 +82,7 @@ struct pya_device_ops {
      * does not tell the number of pages.  The memory lives until all processes have released it.  [PYA_E_NOTSUP] */
     pya_status (*page_export)(struct pya_device *dev, pya_page_handle page, int *fd);
     pya_status (*page_import)(struct pya_device *dev, int fd, pya_page_handle *out);
-    /* From now on set_access also grants (on) or denies access to `peer`.  [PYA_E_NOTSUP] */
+    /* From now on set_access also grants (on) or denies (never fails) access to `peer`.  [PYA_E_NOTSUP] */
     pya_status (*set_peer)(struct pya_device *dev, int peer, bool on);
     /* Gives one more device access to memory that is accessible already.  [PYA_E_NOTSUP] */
     pya_status (*open_peer)(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes);

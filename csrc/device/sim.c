@@ -37,7 +37,7 @@ sim_enter(struct pya_sim *sim, enum pya_sim_call call) {
     pthread_mutex_lock(&sim->lock);
     sim->state.n_calls[call]++;
     sim->state.n_memory_calls += pya_sim_calls[call].is_memory;
-    sim->error.code = 0;
+    sim->is_told = false;
     if (sim->fail_left == 0 || (sim->fail_kinds & (UINT32_C(1) << call)) == 0) {
         return PYA_OK;
     }
@@ -58,13 +58,14 @@ sim_leave(
         sim->state.device_ns += pya_sim_call_ns(sim->config.cost, call, n_handles, n_pages);
     } else {
         struct pya_device_error *error = &sim->error;
-        if (error->code == 0) {
+        if (!sim->is_told) {
             error->code = sim_code(status);
             snprintf(error->text, sizeof error->text, "%s", pya_status_text(status));
         }
         snprintf(error->call, sizeof error->call, "%s", pya_sim_calls[call].name);
         error->is_sticky = status == PYA_E_DEVICE && sim->fail_sticky && sim->fail_left > 0;
         error->bytes = n_pages * PYA_PAGE;
+        error->peers = call == PYA_SIM_SET_ACCESS ? error->peers : 0;
     }
     pthread_mutex_unlock(&sim->lock);
     return status;
@@ -77,6 +78,7 @@ sim_misuse(struct pya_sim *sim, const char *what, uint64_t value) {
     if (!sim->config.quiet) {
         fprintf(stderr, "sim device %d: %s\n", sim->device.index, sim->violation);
     }
+    sim->is_told = true;
     sim->error.code = SIM_CODE_INVALID;
     snprintf(sim->error.text, sizeof sim->error.text, "%s", sim->violation);
     return PYA_E_DEVICE;
@@ -116,14 +118,18 @@ sim_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes) {
 static pya_status
 sim_set_peer(struct pya_device *dev, int peer, bool on) {
     struct pya_sim *sim = sim_from(dev);
+    bool is_peer = peer >= 0 && peer < PYA_MAX_DEVICES && peer != dev->index;
+    if (is_peer && !on) { /* no call of the driver */
+        pthread_mutex_lock(&sim->lock);
+        sim->peers &= ~(UINT64_C(1) << peer);
+        pthread_mutex_unlock(&sim->lock);
+        return PYA_OK;
+    }
     pya_status status = sim_enter(sim, PYA_SIM_ENABLE_PEER);
-    if (status == PYA_OK) {
-        if (peer < 0 || peer >= PYA_MAX_DEVICES || peer == dev->index) {
-            status = sim_misuse(sim, "not a peer device", (uint64_t)(int64_t)peer);
-        } else {
-            uint64_t bit = UINT64_C(1) << peer;
-            sim->peers = on ? sim->peers | bit : sim->peers & ~bit;
-        }
+    if (status == PYA_OK && !is_peer) {
+        status = sim_misuse(sim, "not a peer device", (uint64_t)(int64_t)peer);
+    } else if (status == PYA_OK) {
+        sim->peers |= UINT64_C(1) << peer;
     }
     return sim_leave(sim, PYA_SIM_ENABLE_PEER, 0, 0, status);
 }

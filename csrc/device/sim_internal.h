@@ -67,6 +67,7 @@ struct pya_sim {
     uint64_t clock_ns;
     uint64_t peers;
     struct pya_device_error error;
+    bool is_told; /* the failing call has noted its code and text */
     char violation[160];
     uint32_t fail_kinds;
     uint64_t fail_left; /* matching calls until the failing one; 0: none */

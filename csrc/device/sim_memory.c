@@ -288,6 +288,9 @@ sim_open(struct pya_device *dev, const int *peer, pya_dptr addr, size_t bytes) {
                                   : sim_open_peer_locked(sim, *peer, first, n, &n_handles);
         }
     }
+    if (status != PYA_OK) {
+        sim->error.peers = peer == NULL ? sim->peers : UINT64_C(1) << *peer;
+    }
     return sim_leave(sim, PYA_SIM_SET_ACCESS, n_handles, n, status);
 }
 

@@ -27,3 +27,11 @@ sender_next(void *arg, int *fd, uint32_t *n_pages) {
     sender->next += st == PYA_OK ? *n_pages : 0;
     return st;
 }
+
+/* Maps all of a block's pages, as the receiver does. */
+static inline pya_status
+import_all(struct pya_heap *heap, const struct pya_shared *shared, pya_dptr *out) {
+    struct sender sender = {.heap = heap, .shared = *shared};
+    const struct pya_import_source source = {.arg = &sender, .next = sender_next};
+    return pya_import_open(heap, 0, shared->n_pages, &source, out);
+}

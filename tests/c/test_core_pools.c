@@ -408,40 +408,6 @@ test_trace_knows_the_pool(void) {
     world_fini(&world);
 }
 
-static void
-test_peers(void) {
-    struct world world = {0};
-    pools_init(&world, "");
-    pool_begin(&world);
-    pya_dptr ptr = take(&world, 5 * MIB, 0);
-    pool_end(&world);
-    uint64_t n_let_in = calls(&world, PYA_SIM_ENABLE_PEER);
-    CHECK_OK(pya_enable_peer(world.heap, 0, 1));
-    CHECK_EQ(calls(&world, PYA_SIM_ENABLE_PEER), n_let_in + 1);
-    CHECK_OK(pya_free(world.heap, ptr));
-    world_fini(&world);
-}
-
-/* A hole lies between the pages that are mapped: the peer is let into both parts. */
-static void
-test_peers_reach_every_part(void) {
-    struct world world = {0};
-    pya_dptr ptrs[3];
-    pools_init(&world, "");
-    for (size_t i = 0; i < 3; i++) {
-        ptrs[i] = take(&world, 32 * MIB, 0);
-    }
-    give(&world, ptrs[1]);
-    CHECK_OK(pya_empty_cache(world.heap, 0));
-    CHECK_EQ(reserved(&world), 64 * MIB);
-    uint64_t n_opened = calls(&world, PYA_SIM_SET_ACCESS);
-    CHECK_OK(pya_enable_peer(world.heap, 0, 1));
-    CHECK_EQ(calls(&world, PYA_SIM_SET_ACCESS), n_opened + 2);
-    give(&world, ptrs[0]);
-    give(&world, ptrs[2]);
-    world_fini(&world);
-}
-
 /* A claimed block counts as what it is, small or large, until it is freed. */
 static void
 test_claimed_blocks_are_counted(void) {
@@ -536,20 +502,6 @@ test_streams_of_a_pool_take_turns(void) {
     world_fini(&world);
 }
 
-/* The owner's later requests do not fail for a peer that cannot be let in; another peer still can. */
-static void
-test_refused_peer(void) {
-    struct world world = {.config = {.refused_peers = 2}};
-    pools_init(&world, "");
-    pya_dptr ptr = take(&world, 5 * MIB, 0);
-    CHECK_EQ(pya_enable_peer(world.heap, 0, 1), PYA_E_DEVICE);
-    pya_dptr more = take(&world, 300 * MIB, 0);
-    CHECK_OK(pya_enable_peer(world.heap, 0, 2));
-    give(&world, ptr);
-    give(&world, more);
-    world_fini(&world);
-}
-
 /* Found by fuzzing: what took the last of a pool's memory was a request of others, and then nobody removed the pool. */
 static void
 test_emptied_pool_goes(void) {
@@ -589,9 +541,6 @@ static const struct check_case cases[] = {
     {"a_lending_user_is_enough", test_a_lending_user_is_enough},
     {"filters_are_dropped_once", test_filters_are_dropped_once},
     {"claimed_blocks_are_counted", test_claimed_blocks_are_counted},
-    {"peers_reach_every_part", test_peers_reach_every_part},
-    {"peers", test_peers},
-    {"refused_peer", test_refused_peer},
 };
 
 int

@@ -6,13 +6,6 @@
 #include "sender.h"
 #include "sweep.h"
 
-static pya_status
-import_all(struct pya_heap *heap, const struct pya_shared *shared, pya_dptr *out) {
-    struct sender sender = {.heap = heap, .shared = *shared};
-    const struct pya_import_source source = {.arg = &sender, .next = sender_next};
-    return pya_import_open(heap, 0, shared->n_pages, &source, out);
-}
-
 static void
 world_backed(struct world *world, const char *options) {
     *world = (struct world){

@@ -108,6 +108,7 @@ access_of(int device, pya_dptr addr) {
 static void
 test_peers(void) {
     struct pya_device *dev = open_card();
+    struct pya_device_error error;
     pya_page_handle page = 0;
     pya_dptr addr = 0;
     if (dev == NULL || !CHECK_EQ(pya_cuda_count(), 2)) {
@@ -127,6 +128,11 @@ test_peers(void) {
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
     CHECK_EQ(access_of(1, addr), 0);
     CHECK_OK(pya_device_set_peer(dev, 1, true));
+    CHECK(fail_nth(1, "cuMemSetAccess", 205));
+    CHECK_EQ(pya_device_set_access(dev, addr, PYA_PAGE), PYA_E_DEVICE);
+    pya_device_error(dev, &error);
+    CHECK_EQ(error.code, 205);
+    CHECK_EQ(error.peers, 1 << 1);
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
     CHECK_EQ(access_of(1, addr), 3);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));

@@ -19,13 +19,17 @@ static void
 op_peer(struct world *world) {
     uint8_t how = fuzz_byte(&world->in);
     unsigned open_fails = world->open_fails;
-    int peer = (how / 2 & 1) != 0 ? N_DEVICES : 1 - how % N_DEVICES;
-    pya_status st = pya_enable_peer(world->heap, how % N_DEVICES, peer);
-    SAY("device %d: peer %d -> %d\n", how % N_DEVICES, peer, st);
-    const bool is_refused = (world->configs[how % N_DEVICES].refused_peers >> peer & 1) != 0;
-    world->may_fail = world->may_fail || (is_refused && st == PYA_OK); /* when memory is mapped */
-    if (st != PYA_E_NOTSUP && !is_refused && world->open_fails == open_fails) {
-        require_status(world, how % N_DEVICES, st);
+    const int device = how % N_DEVICES;
+    int peer = (how / 2 & 1) != 0 ? N_DEVICES : 1 - device;
+    pya_status st = pya_enable_peer(world->heap, device, peer);
+    SAY("device %d: peer %d -> %d\n", device, peer, st);
+    const bool is_refused = (world->configs[device].refused_peers >> peer & 1) != 0;
+    if (is_refused && st == PYA_OK) { /* all its memory is from calls that know no peers */
+        REQUIRE(world->configs[device].no_vmm || !world->options.vmm);
+    } else if (
+        st != PYA_E_NOTSUP && st != PYA_E_NOMEM && !is_refused && /* a page is tried */
+        world->open_fails == open_fails) {
+        require_status(world, device, st);
     }
 }
 

@@ -227,7 +227,6 @@ world_end(struct world *world) {
     while (world->n_imports > 0) {
         import_close(world, 0);
     }
-    REQUIRE_EQ(pya_import_close(world->heap, 1), PYA_E_FOREIGN); /* those that could not go then */
     while (world->n_live > 0) {
         op_free(world);
     }
