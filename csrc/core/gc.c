@@ -176,7 +176,7 @@ collect_pages(struct pya_card *card, size_t n_most, const struct pya_arena *keep
         n += n_here;
     }
     if (n > 0) {
-        n_bytes = pya_trim_pages(card, ids, n);
+        n_bytes = pya_trim_pages(card, ids, n, false);
     }
     free(ids);
     free(runs);

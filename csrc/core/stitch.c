@@ -377,7 +377,12 @@ pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_p
     memcpy(longer->pages + n_old, ids, n_pages * sizeof(pya_page_id));
     longer->n_pages = n;
     longer->bytes = n * PYA_PAGE;
-    pya_status st = stitch_map(card, longer, n_old);
+    size_t n_records;
+    bool is_free = stitch_is_free(longer, old->arena, &n_records);
+    PYA_ASSERT(is_free);
+    (void)is_free;
+    pya_status st = pya_slab_reserve(&card->blocks, n_records + 1); /* for pya_stitch_take() */
+    st = st == PYA_OK ? stitch_map(card, longer, n_old) : st;
     if (st != PYA_OK && !longer->is_broken) {
         free(longer);
         return st;

@@ -28,7 +28,9 @@ struct pya_stitch {
     size_t bytes;       /* lent bytes; offset and bytes are multiples of PYA_PAGE unless shared */
     bool is_shared;
     size_t n_pages; /* mapped; fewer than fit if is_broken */
-    bool is_broken; /* partly mapped, and that could not be undone: may only be unmapped */
+    /* Partly mapped, and that could not be undone: may only be unmapped, after a wait for the device.  If an extension
+     * broke it, queued work may still use the earlier part, and no page's home tells of that work. */
+    bool is_broken;
     pya_page_id pages[];
 };
 
@@ -78,7 +80,8 @@ struct pya_stitch *pya_stitch_find_short(struct pya_arena *arena, size_t bytes);
 /* Marks or unmarks the range's pages as leaving, so that pya_pages_pick() skips them. */
 void pya_stitch_mark(const struct pya_stitch *stitch, bool is_leaving);
 /* Maps more pages behind those of an idle range that has the address space.  They are wholly free and at home in its
- * arena.  Undoes itself on failure.  The record may move. */
+ * arena.  Undoes itself on failure.  The record may move.  pya_stitch_take() cannot fail then, and must come next:
+ * nothing else tells that queued work uses the earlier part. */
 PYA_MUST_CHECK pya_status
 pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_pages);
 /* Allocates the first `bytes` of an idle range whose bytes are all free.  PYA_E_HOST_NOMEM changes nothing. */

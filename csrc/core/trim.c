@@ -31,8 +31,10 @@ forget_no_stitches(struct pya_arena *arena) {
     }
 }
 
+/* Unmaps the ranges that map leaving pages and, if the device was waited for, the broken ones.  The pages of a range
+ * that stays do not leave. */
 static void
-trim_stitches(struct pya_card *card, struct pya_arena *arena) {
+trim_stitches(struct pya_card *card, struct pya_arena *arena, bool has_waited) {
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
     while (stitch != NULL) {
         struct pya_stitch *next = stitch->newer;
@@ -40,7 +42,8 @@ trim_stitches(struct pya_card *card, struct pya_arena *arena) {
         for (size_t i = 0; i < stitch->n_pages && !is_going; i++) {
             is_going = page_is_going(card, stitch->pages[i]);
         }
-        if (is_going && stitch->block == NULL && pya_stitch_destroy(stitch) != PYA_OK) {
+        if (is_going && stitch->block == NULL &&
+            ((stitch->is_broken && !has_waited) || pya_stitch_destroy(stitch) != PYA_OK)) {
             pya_stitch_mark(stitch, false);
         }
         stitch = next;
@@ -198,13 +201,13 @@ trim_choose(
 }
 
 size_t
-pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n) {
+pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n, bool has_waited) {
     for (size_t i = 0; i < n; i++) {
         card->pages.items[ids[i]].is_leaving = true;
     }
     pya_device_begin(card->dev);
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        trim_stitches(card, arena);
+        trim_stitches(card, arena, has_waited);
         trim_dead(card, arena, false);
     }
     for (size_t i = 0; i < n;) {
@@ -229,7 +232,7 @@ trim_pages(
     }
     pya_status st = trim_choose(card, scope, pool, n_most, ids, &n);
     if (st == PYA_OK) {
-        *n_freed += pya_trim_pages(card, ids, n);
+        *n_freed += pya_trim_pages(card, ids, n, true);
     }
     free(ids);
     return st;

@@ -20,9 +20,9 @@ enum pya_trim_scope {
 PYA_MUST_CHECK pya_status pya_trim_card(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
     size_t *n_freed);
-/* Gives back the wholly free pages ids[0..n), adjacent ones together.  No queued work uses them.  Returns the bytes
- * given back.  Never waits. */
-size_t pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n);
+/* Gives back the wholly free pages ids[0..n), adjacent ones together.  No queued work uses them.  has_waited: the
+ * device was waited for, so no queued work uses anything free.  Returns the bytes given back.  Never waits. */
+size_t pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n, bool has_waited);
 /* Stitching makes new mappings and moving leaves old ones behind.  If the card has more than its options allow,
  * unmaps dead addresses and the least recently used stitched ranges until few are left.  It waits for the device, so
  * it is done rarely and in bulk, and releases the lock meanwhile.  A failure does no harm. */

@@ -3,7 +3,7 @@
 #include "core/repeat.h"
 #include "core/snapshot.h"
 #include "fault.h"
-#include "world.h"
+#include "streams.h"
 
 #define HALF_MIB (MIB / 2)
 
@@ -216,6 +216,54 @@ test_a_broken_range_is_unmapped(void) {
     world_fini(&world);
 }
 
+/* A range is to be extended by the only page that is known to be idle, while queued work still uses the others under the
+ * range's address.  Extending it fails with the range left as it is, which the collector must not unmap. */
+static void
+extend_beside_work(unsigned long nth_host) {
+    enum { N_RANGE = 14 };
+    struct world world = {
+        .config = {.capacity_bytes = N_PAGES * 2 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    pya_dptr ptrs[N_PAGES];
+    pya_dptr ptr = 0;
+    make_gaps(&world, "memory:tight", ptrs);
+    give(&world, ptrs[N_PAGES - 1]); /* cutting one of two free pages takes a record more */
+    while (nth_host > 0 && world.heap->cards.open[0]->blocks.n_free > 1) {
+        (void)take(&world, 512, 0);
+    }
+    for (int i = 0; i < 2; i++) { /* the second time it is known that all that is free is idle */
+        (void)collect(&world, 0);
+        pya_sim_finish_all(world.sim);
+    }
+    ptr = get(&world, N_RANGE * 2 * MIB, 0);
+    put(&world, ptr, N_RANGE * 2 * MIB);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + N_RANGE);
+    if (nth_host > 0) {
+        fault_arm(nth_host);
+    } else {
+        pya_sim_fail(world.sim, ACCESS_CALLS, 1, PYA_E_DEVICE, true);
+    }
+    pya_status st = pya_alloc(world.heap, 0, (N_RANGE + 1) * 2 * MIB, 0, &ptr);
+    bool has_failed = nth_host > 0 ? fault_disarm() : pya_sim_fail_clear(world.sim);
+    CHECK(st == PYA_OK || has_failed);
+    (void)collect(&world, 4 * MIB); /* a violation if it unmaps the range */
+    if (st == PYA_OK) {
+        give(&world, ptr);
+    }
+    for (size_t i = 1; i < N_PAGES - 1; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    pya_sim_finish_all(world.sim);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    world_fini(&world);
+}
+
+static void
+test_a_range_that_was_not_extended_is_left_to_its_work(void) {
+    for (unsigned long nth_host = 0; nth_host < 8; nth_host++) {
+        extend_beside_work(nth_host);
+    }
+}
+
 /* Addresses to which pages could not be moved stay unusable after a trim that had to leave them. */
 static void
 test_broken_addresses_stay_broken_in_a_trim(void) {
@@ -393,7 +441,6 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
 /* Free pages side by side that are two streams' leave for a third together, each out of its own run. */
 static void
 test_pages_of_neighbours_move(void) {
-    enum { ONE = 16, TWO = 32, THREE = 48 };
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
     world_init(&world, "");
     pya_dptr first = take(&world, 300 * MIB, ONE);
@@ -425,6 +472,7 @@ static const struct check_case cases[] = {
     {"what_comes_again", test_what_comes_again_is_not_extended},
     {"least_recently_used", test_the_least_recently_used_ranges_are_unmapped},
     {"broken_range_is_unmapped", test_a_broken_range_is_unmapped},
+    {"left_to_its_work", test_a_range_that_was_not_extended_is_left_to_its_work},
     {"broken_addresses_stay_broken", test_broken_addresses_stay_broken_in_a_trim},
 };
 
