@@ -95,15 +95,25 @@ squeeze_others(
     return st;
 }
 
-/* Gives free pages of all arenas back to the device and tries again. */
+/* Gives free pages of all arenas back to the device and tries again.  A pool's own allocator is called without the
+ * lock: what others freed meanwhile must be waited for before it is moved or unmapped.  PYA_E_CAPTURE: memory is
+ * still short, and a capture forbids that wait. */
 static pya_status
 squeeze_remake(
     struct pya_arena *arena, size_t bytes, bool is_small, size_t n_pages, struct pya_block **out) {
+    const uint64_t n_given = pya_card_n_given(arena->card);
     pya_status st = pya_ladder_give_back(arena, n_pages * PYA_PAGE);
-    return st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
+    bool is_idle = pya_card_n_given(arena->card) == n_given;
+    pya_status wait = st == PYA_OK && !is_idle ? pya_ladder_wait(arena) : st;
+    if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
+        return wait;
+    }
+    st = pya_ladder_save(arena, bytes, is_small, out);
+    return pya_is_shortage(st) && wait != PYA_OK ? wait : st;
 }
 
-/* For a shortage of something other than pages.  st: the shortage so far, returned if none of this applies. */
+/* For a shortage of something other than pages.  st: the shortage so far, returned if none of this applies.
+ * PYA_E_CAPTURE: as squeeze_remake(). */
 static pya_status
 squeeze_mappings(
     struct pya_arena *arena, size_t bytes, bool is_small, pya_status st, struct pya_block **out) {
@@ -163,11 +173,13 @@ squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     }
     /* A capture began meanwhile, or on a stream we were not told of: use what others gave back, but ask nothing
      * more. */
-    const bool is_open = wait == PYA_OK;
+    bool is_open = wait == PYA_OK;
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     st = squeeze_others(arena, bytes, is_small, is_open, out);
     if (pya_is_shortage(st) && is_open) {
         st = squeeze_mappings(arena, bytes, is_small, st, out);
+        is_open = st != PYA_E_CAPTURE;
+        st = is_open ? st : PYA_E_NOMEM;
     }
     if (pya_is_shortage(st) && is_open) {
         st = squeeze_whole_grain(arena, bytes, is_small, st, out);

@@ -1,6 +1,6 @@
 /* Grains where memory is short: what is free is enough, and whatever its grains are it serves. */
 #include "pools.h"
-#include "world.h"
+#include "streams.h"
 
 #define GIB ((size_t)1 << 30)
 
@@ -120,6 +120,87 @@ test_a_range_is_extended_only_where_it_helps(void) {
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 2);
     CHECK_EQ(calls(&world, PYA_SIM_PAGE_RELEASE), 0);
     world_fini(&world);
+}
+
+/* A pool's own allocator is called without the lock: when it takes back a segment, another thread frees these blocks, which
+ * queued work of stream 2 still uses. */
+static struct {
+    pya_dptr ptrs[3];
+    size_t n, bytes;
+    bool captures; /* and begins to capture stream 2 */
+} late;
+
+static pya_dptr
+late_alloc(void *arg, size_t bytes) {
+    struct world *world = arg;
+    pya_dptr addr = 0;
+    CHECK_OK(pya_device_plain_alloc(pya_sim_device(world->sim), bytes, &addr));
+    return addr;
+}
+
+static void
+late_free(void *arg, pya_dptr addr) {
+    struct world *world = arg;
+    CHECK_OK(pya_device_plain_free(pya_sim_device(world->sim), addr));
+    while (late.n > 0) {
+        pya_dptr ptr = late.ptrs[--late.n];
+        CHECK_OK(pya_sim_use(world->sim, 2, ptr, late.bytes));
+        pya_sim_disown(world->sim, ptr, late.bytes);
+        give(world, ptr);
+    }
+    pya_sim_set_capturing(world->sim, 2, late.captures);
+}
+
+/* As above, and while memory is given back more becomes free: what the request got by waiting it knows nothing of. */
+static void
+run_short_beside_late_frees(bool captures) {
+    enum { N = 128, N_GRAIN = 16 };
+    static const size_t grain = N_GRAIN * PYA_PAGE;
+    struct world world = {
+        .config = {
+            .capacity_bytes = 8 * GIB,
+            .address_bytes = (uint64_t)1 << 36,
+            .work = PYA_SIM_WORK_BY_HAND}};
+    const struct pya_segment_source source = {late_alloc, late_free, NULL, &world};
+    pya_dptr ptrs[N];
+    world_init(&world, "");
+    CHECK_OK(pya_reserve(world.heap, 0, N * grain, 2));
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), N);
+    for (size_t i = 0; i < N; i++) {
+        ptrs[i] = get(&world, grain, 2);
+    }
+    CHECK_OK(pya_reserve(world.heap, 0, 0, 0));
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source));
+    pool_begin(&world);
+    give(&world, take(&world, 20 * MIB, 0));
+    pool_end(&world);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    for (size_t i = 0; i < 4; i += 2) {
+        put(&world, ptrs[i], grain);
+        late.ptrs[late.n++] = ptrs[i + 1];
+    }
+    late.ptrs[late.n++] = ptrs[5];
+    pya_sim_set_capacity(world.sim, PYA_PAGE);
+    late.bytes = grain;
+    late.captures = captures;
+    pya_dptr ptr;
+    if (captures) { /* which a wait would end */
+        CHECK_EQ(pya_alloc(world.heap, 0, 20 * PYA_PAGE, 1, &ptr), PYA_E_NOMEM);
+        pya_sim_set_capturing(world.sim, 2, false);
+    } else { /* a violation where stream 2's work is not over */
+        ptr = get(&world, 20 * PYA_PAGE, 1);
+        put(&world, ptr, 20 * PYA_PAGE);
+    }
+    CHECK_EQ(late.n, 0);
+    pya_sim_finish_all(world.sim);
+    world_fini(&world);
+}
+
+static void
+test_what_was_freed_since_the_wait_is_waited_for(void) {
+    run_short_beside_late_frees(false);
+    run_short_beside_late_frees(true);
 }
 
 /* A request for less than a grain gets nothing of what a pool left, and must not have it forgotten. */
@@ -243,6 +324,8 @@ test_no_grains_are_made_beside_many_broken_ones(void) {
 }
 
 static const struct check_case cases[] = {
+    {"what_was_freed_since_the_wait_is_waited_for",
+     test_what_was_freed_since_the_wait_is_waited_for},
     {"what_the_device_has_is_used_up", test_what_the_device_has_is_used_up},
     {"grains_serve_less_than_one", test_grains_serve_less_than_one},
     {"streams_are_served_from_larger_grains", test_streams_are_served_from_larger_grains},
