@@ -1,4 +1,4 @@
-"""Memory figures for TensorBoard and Weights & Biases, under torch's flat keys; neither is needed to make them."""
+"""Memory figures under torch's flat keys, for TensorBoard and Weights & Biases; neither needs to be installed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def add_scalars(writer: Any, step: int, device: int | None = None) -> None:
         writer.add_scalar(key, value, step)
 
 
-# ---- event files, by hand: TFRecord framing and three small protobuf messages ----
+# ---- event files, written by hand: TFRecord framing and three small protobuf messages ----
 
 
 def _crc_table() -> list[int]:
@@ -90,7 +90,7 @@ _CRC = _crc_table()
 
 
 def _masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated and offset as TFRecord wants it."""
+    """CRC-32C, rotated and offset as TFRecord requires."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _CRC[(value ^ byte) & 0xFF] ^ (value >> 8)

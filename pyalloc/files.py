@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside path (mode 0600), which takes its name at a good end; a link of that name is replaced.
+    """Opens a new file (mode 0600) that replaces path, or a link of that name, if the `with` block ends without error.
 
     Raises:
         OSError: the folder cannot be written to, or path is a device, a pipe or a folder.
@@ -28,11 +28,11 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     try:  # mkstemp opens with O_EXCL and O_NOFOLLOW, and mode 0600.
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     except OSError as error:
-        error.filename = str(path)  # its own is none that the caller knows
+        error.filename = str(path)  # the caller does not know the temporary name
         raise
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o600)  # a umask may have taken that from its owner, too
+            os.fchmod(handle, 0o600)  # a umask may take bits from the owner, too
             yield file
         os.replace(name, path)
     except BaseException:
@@ -42,19 +42,19 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def temporary_folder(prefix: str, parent: str | None = None) -> tempfile.TemporaryDirectory[str]:
-    """A folder of mode 0700, whatever the umask, which goes at the end of a with statement or of the program."""
+    """A folder of mode 0700, whatever the umask, that is removed at the end of a `with` block or of the program."""
     folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
     os.chmod(folder.name, 0o700)
     return folder
 
 
 def write(path: Path, data: bytes) -> None:
-    """The same at once."""
+    """Writes a whole file as writing() does."""
     with writing(path) as file:
         file.write(data)
 
 
 def name_of(path: object) -> str | None:
-    """The name that a caller gave, a text or a path; None: it is neither."""
+    """The file name in a caller's argument; None if it is neither a string nor a path."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     return name if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""Lines for a terminal of 80 columns, without what reads traces: an installation tells of itself by it too."""
+"""Folds lines for a terminal of 80 columns.  Imports nothing that reads traces: install messages use it, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _WIDTH = 79
 
 
 def folded(line: str) -> str:
-    """What does not fit goes on, indented; no word is broken, for it may be a name or an option."""
+    """Wraps a line and indents the rest; words stay whole, because they may be names or options."""
     return textwrap.fill(
         line,
         _WIDTH,

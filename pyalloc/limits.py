@@ -52,7 +52,7 @@ def reserve(bytes: Size, device: Device = None) -> None:
     """
     index = index_of(device)
     wanted = _bytes(bytes)
-    # Raises where pyalloc is not installed, before _stream() starts CUDA.
+    # Raises if pyalloc is not installed, before _stream() starts CUDA.
     _core.get_limit(index, False)
     _core.reserve(index, wanted, _stream(index))
 
@@ -74,7 +74,8 @@ def set_limit(
         pool: a torch.cuda.MemPool or its id; the limit lasts as long as the pool is in use.
 
     Raises:
-        ConfigError: bytes is not a size, there is no such device, or soft=True is given for a pool.
+        ConfigError: bytes is not a size above 0, there is no such device, pool is not a pool, or soft=True is given
+            for one.
         AllocatorError: pyalloc is not installed, or the pool is not in use on the device.
     """
     index = index_of(device)
@@ -172,7 +173,7 @@ def on_pressure(callback: Callback) -> PressureHandle:
 
 
 def _bytes(size: Size) -> int:
-    """A size as the options understand it."""
+    """Bytes of a size, by the rules of the options."""
     try:
         checked = Config(option_text({"limit": size}))
     except ConfigError:

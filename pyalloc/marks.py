@@ -1,4 +1,4 @@
-"""Steps and phases of a program, for whoever listens: recordings, memory tables.  Nothing happens while nobody does."""
+"""Steps and phases of a program, reported to listeners: recordings, memory tables.  Without any, nothing happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyalloc.errors import ConfigError
 
 
 class Listener(Protocol):
-    """What hears of marks; called in the thread that makes them."""
+    """Is told of marks, in the thread that makes them."""
 
     def on_step(self, number: int) -> None:
         """Step `number` begins."""
@@ -22,7 +22,7 @@ class Listener(Protocol):
 
 
 listeners: list[Listener] = []
-_steps = itertools.count()  # the number of the next; threads may take theirs at once
+_steps = itertools.count()  # the next step's number; threads may take one at the same time
 
 
 @contextlib.contextmanager
@@ -46,17 +46,21 @@ def phase(name: str) -> Iterator[None]:
 
 
 def begin_phase(name: str) -> None:
-    """Where a `with` block does not fit; every begin needs its end_phase()."""
+    """Begins a phase where a `with` block does not fit; needs an end_phase() of the same name.
+
+    Raises:
+        TypeError: the name is not a string.
+    """
     if not isinstance(name, str):
         raise TypeError(
             f"a phase's name must be a string, not {name!r}; for example phase(f'batch {{n}}')"
         )
-    for listener in tuple(listeners):  # one that gives up leaves
+    for listener in tuple(listeners):  # a listener may remove itself
         listener.on_phase(name, True)
 
 
 def end_phase(name: str) -> None:
-    """Ends what begin_phase() of the same name began."""
+    """Ends the phase of this name that begin_phase() began."""
     for listener in tuple(listeners):
         listener.on_phase(name, False)
 
@@ -86,7 +90,7 @@ def step(number: int | None = None) -> int:
 
 
 def _checked(number: int) -> int:
-    """What a recording has room for, told where it is asked for: the recording would end at it later."""
+    """Refuses here a number for which a recording has no room; otherwise the recording would fail later."""
     try:
         whole = operator.index(number)
     except TypeError:

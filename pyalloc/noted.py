@@ -1,4 +1,4 @@
-"""What a recording notes of its process, beside what happens there: versions, settings, rank, command line."""
+"""What a recording notes about its process besides the events: versions, settings, rank, command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyalloc.config import CUBLAS_CACHE, CUBLAS_CONF, CUBLAS_NOTES, ENVIRONMENT,
 
 
 def about(torch: Any, *, with_command: bool) -> Iterator[str]:
-    """Texts `name=value`."""
+    """Yields notes of the form `name=value`."""
     yield f"torch={torch.__version__}"
     yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
     for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF, CUBLAS_CACHE):

@@ -1,4 +1,4 @@
-"""with pyalloc.pool(): a part of a program whose memory is kept apart."""
+"""`with pyalloc.pool():` keeps the memory of a part of a program apart."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def pool(
 
     index = index_of(device)
     if limit is not None:
-        get_limit(index)  # raises where pyalloc is not installed, before CUDA is started
-    with torch.cuda.device(index):  # a MemPool is of the device that is current when it is made
-        # Not told where it is not asked for: older versions know no such argument.
+        get_limit(index)  # raises if pyalloc is not installed, before CUDA is started
+    with torch.cuda.device(index):  # a MemPool belongs to the device that is current
+        # Older versions of torch do not know the argument, so it is passed only if needed.
         created = torch.cuda.MemPool(use_on_oom=True) if use_on_oom else torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(created, device=index):
         if limit is not None:

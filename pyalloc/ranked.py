@@ -1,4 +1,4 @@
-"""Files of a program of several processes: each rank has its own beside the name that was given."""
+"""Files of a program with several processes: each rank writes its own, named after the given path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RANK = r"\.rank\d+"  # what own() adds, as a pattern
 
 
 def own(path: Path) -> Path:
-    """That of this process: out.rank3.pya for out.pya; path itself where there is one rank, or none."""
+    """The file of this process: out.rank3.pya for out.pya; path itself unless there are several ranks."""
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
     if rank and size.isdecimal() and int(size) > 1:
         return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
@@ -18,16 +18,16 @@ def own(path: Path) -> Path:
 
 
 def existing(path: Path) -> list[Path]:
-    """Those of all ranks."""
+    """The existing files of all ranks, sorted by name."""
     name = re.compile(rf"{re.escape(path.stem)}{RANK}{re.escape(path.suffix)}")
     return sorted(each for each in path.parent.glob("*") if name.fullmatch(each.name))
 
 
 def common(path: Path) -> Path:
-    """The name without a rank."""
+    """The path without a rank."""
     return path.with_name(re.sub(f"{RANK}$", "", path.stem) + path.suffix)
 
 
 def is_second(path: Path) -> bool:
-    """Is it of another process that a rank started: out.rank0.77.pya?"""
+    """Is it the file of another process that a rank started, such as out.rank0.77.pya?"""
     return re.search(rf"{RANK}\.\d+$", path.stem) is not None

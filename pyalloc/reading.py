@@ -1,4 +1,4 @@
-"""A recording event by event, for what no command answers.
+"""Reads a recording event by event, for questions that no command answers.
 
     from pyalloc import reading
 
@@ -6,7 +6,7 @@
         if event.kind == "alloc" and event.bytes > 1 << 30:
             print(event.time_ns, event.bytes, event.stack[:3])
 
-What pyalloc makes of a recording, blocks with their lives, categories and advice, is in pyalloc.trace.analyse().
+pyalloc.trace.analyse() gives what pyalloc derives from a recording: blocks with their lifetimes, categories, advice.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MEANINGS: dict[str, str] = {name: meaning for name, _, _, meaning in _core.trace
 
 
 class Event(NamedTuple):
-    """What happened.
+    """One event.
 
-    number: from 0 on.  kind: one of MEANINGS, which say what happened, and what arg is.  time_ns: since 1970.
-    thread: the system's number, 0 where that is not recorded.  addr: of a block or of device memory.  bytes: as
-    requested, not rounded.  stack: (function, file, line), innermost first; the same tuple where it is the same stack.
+    number: counted from 0.  kind: a key of MEANINGS, which says what happened and what arg is.  time_ns: since 1970.
+    thread: the system's number for it, 0 if not recorded.  addr: of a block or of device memory.  bytes: as requested,
+    not rounded.  stack: (function, file, line), innermost first; equal stacks are the same tuple.
     """
 
     number: int
@@ -49,13 +49,13 @@ class Event(NamedTuple):
 
 
 def events(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[Event]:
-    """All of a trace or of a snapshot of torch's, in their order.
+    """Yields all events of a recording or of torch's snapshot, in order.
 
-    Of a trace only the different stacks and texts are kept in memory; a snapshot is read whole.
+    Of a recording, only its distinct stacks and texts are kept in memory; a snapshot is read whole.
 
     Args:
-        path: the file, packed (.gz, .xz) or not; a recording that was broken off ends where it was.
-        progress: called with bytes done and bytes in all.
+        path: the file, packed (.gz, .xz) or not; one that was cut off yields the events that it has.
+        progress: called with the bytes read so far and the bytes in total.
 
     Raises:
         TraceError: the file is missing, damaged or of another kind.
@@ -88,7 +88,7 @@ def events(path: str | os.PathLike[str], progress: Progress | None = None) -> It
 def pieces(
     file: Path, progress: Progress | None
 ) -> Iterator[tuple[int, tuple[bytes, ...], _core.TraceReader]]:
-    """Pieces of a trace: number of the first event, columns as in FIELDS, the reader that knows their texts."""
+    """Yields (number of the first event, columns packed as in _FORMATS, the reader that has their stacks and texts)."""
     reader = _core.TraceReader(file)
     at = 0
     while True:
@@ -104,7 +104,7 @@ def pieces(
 def rows(
     file: Path, skip: int = 0, progress: Progress | None = None
 ) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
-    """The same by rows, the first `skip` left out, of which progress is not told."""
+    """Yields the pieces as rows, without the first `skip` events, which progress does not count."""
     skipped = 0
     for at, columns, reader in pieces(file, None):
         n = len(columns[0])
@@ -123,7 +123,7 @@ def rows(
 
 
 def frames(reader: _core.TraceReader, stack: int) -> list[Frame]:
-    """Of a stack, innermost first; those of the program."""
+    """A stack's frames in the program, innermost first."""
     found: list[Frame] = []
     at = stack
     while at:
@@ -131,5 +131,5 @@ def frames(reader: _core.TraceReader, stack: int) -> list[Frame]:
         if frame is None:
             break
         found.append((reader.text(frame[1]) or "?", reader.text(frame[2]) or "?", frame[3]))
-        at = frame[0]  # defined before it, or the file is refused as damaged
+        at = frame[0]  # a smaller number, or the file is refused as damaged
     return source.without_bootstrap(found)

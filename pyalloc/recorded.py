@@ -1,4 +1,4 @@
-"""The names of a recording's files: which it may have, and which lie beside it."""
+"""File names of a recording: which it may have, and those of the files beside it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pyalloc.errors import UsageError
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
-    """What record() was given.
+    """The path that was passed to record().
 
     Raises:
-        TypeError: it is no path.
+        TypeError: it is not a path.
     """
     name = files.name_of(path)
     if name is None:
@@ -22,30 +22,30 @@ def path_of(path: str | os.PathLike[str]) -> Path:
 
 
 def check_name(path: Path) -> None:
-    """Can a recording have this name?
+    """Refuses a path that a recording cannot have.
 
     Raises:
-        UsageError: it is a folder's.
+        UsageError: it is a folder.
     """
     if not path.name or path.is_dir():
         raise UsageError(f"{path} is a folder; name a file in it, such as {path / 'out.pya'}")
 
 
 def part(path: Path) -> Path:
-    """The name a recording has until it ends."""
+    """The path of a recording until it ends."""
     return path.with_name(path.name + ".part")
 
 
 def beside(path: Path) -> Path:
-    """The name of what says in words why memory ran out."""
+    """The path of the text that explains why memory ran out."""
     return path.with_name(f"{path.stem}.oom.txt")
 
 
 def plan(path: Path) -> Path:
-    """The name of its plan: out.plan of out.pya, and of the out.pya.part that a killed program left."""
+    """The path of its plan: out.plan for out.pya, and for the out.pya.part that a killed program left."""
     return path.parent / f"{Path(path.name.removesuffix('.part')).stem}.plan"
 
 
 def cut_off(path: Path) -> str:
-    """Why a file of that name may be there, for an error."""
+    """Why a file of that name may exist, for an error message."""
     return " (from a recording that was cut off or still runs)" if path.suffix == ".part" else ""

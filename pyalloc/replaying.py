@@ -1,4 +1,4 @@
-"""Replaying traces on the models of torch's allocators and on pyalloc: how much memory, how little is enough."""
+"""Replays traces on models of torch's allocators and on pyalloc: how much memory they take, how little is enough."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def policies() -> list[str]:
 
 
 def check_settings(names: Sequence[str], what: str) -> None:
-    """Raises UsageError where none of these policies follows what is given."""
+    """Raises UsageError if none of these policies uses what was given; what: its name."""
     if "pyalloc" not in names:
         raise UsageError(f"only the policy pyalloc uses {what}; add --policy pyalloc")
 
 
 def limit_of(name: str, text: str) -> int:
-    """Bytes of a device's memory as a person writes them behind the option of that name.
+    """Bytes of a device's memory, as a person writes them after the option of that name.
 
     Raises:
-        UsageError: no size, or less than a page: surely the unit was forgotten; or more than can be counted.
+        UsageError: text is not a size, is less than a page (the unit was probably forgotten), or is 2**63 or more.
     """
     try:
         return _limit_of(text)
@@ -60,9 +60,9 @@ def compare(
     passes: int = 1,
     plan: bytes | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """One replay for each policy.  capacity: bytes of each device; 0: ample.  passes: the program this often.
+    """Replays the program on each policy; results by policy.
 
-    plan: packed, for pyalloc.
+    capacity: bytes of each device, 0: ample; passes: how many times in a row; options, plan (packed): for pyalloc only.
     """
     return {
         name: program.replay(
@@ -86,13 +86,13 @@ def find_min(
     passes: int = 1,
     plan: bytes | None = None,
 ) -> dict[str, Any] | None:
-    """The smallest capacity that completes, and the margin: completion is not quite monotone.
+    """Finds the smallest capacity with which the program completes.
 
-    passes, plan: as compare().
+    Now and then a little more memory fails where less was enough; hence the margin.  Arguments as in compare().
 
     Returns:
-        bytes (smallest seen to complete), safe_bytes (all tried from here up completed), margin_bytes, holes,
-        n_replays; None where it does not complete even with ample memory.
+        bytes (smallest that completed), safe_bytes (all tried from here up completed), margin_bytes (the difference),
+        holes (capacities between the two that failed), n_replays; None if ample memory is not enough either.
     """
     found = program.find_min(
         name,

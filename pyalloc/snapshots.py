@@ -14,13 +14,13 @@ from typing import Any
 
 from pyalloc import sharing
 
-_lock = threading.RLock()  # `pyalloc attach` may come in between, in the same thread
-_replaced: list[tuple[Any, Any]] = []  # torch, and what look-ups in it called before
-_without_collector: set[int] = set()  # the threads that switched it off
+_lock = threading.RLock()  # reentrant: `pyalloc attach` may interrupt, in the same thread
+_replaced: list[tuple[Any, Any]] = []  # torch, and its __getattr__ before
+_without_collector: set[int] = set()  # the threads that switched the garbage collector off
 
 
 def _forget_in_child() -> None:
-    """In a forked child no other thread is at it, nor ends what it had begun."""
+    """Undoes, in a forked child, what threads that it does not have were doing."""
     global _lock
     _lock = threading.RLock()
     for torch, loads in reversed(_replaced):
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def take() -> dict[str, Any]:
-    """Segments, history and settings, as torch gives them: while it is recorded the history is the recording's."""
+    """Segments, history and settings, as torch gives them; while a recording runs, its history, not the program's."""
     import torch
 
     with _without_compiler(torch), sharing.ours():
@@ -45,7 +45,7 @@ def take() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def uncollected(is_wanted: bool = True) -> Iterator[None]:
-    """Python's collector waits, which the many objects of a snapshot call: what it frees would be told by none."""
+    """Switches Python's collector off: a snapshot's many objects would start it, whose frees no history would have."""
     is_wanted = is_wanted and gc.isenabled()
     me = threading.get_ident()
     if is_wanted:
@@ -60,7 +60,7 @@ def uncollected(is_wanted: bool = True) -> Iterator[None]:
 
 
 def have_stacks() -> bool:
-    """Is history kept, be it the program's or a recording's?"""
+    """Is torch's history on, for the program or for a recording?"""
     import torch
 
     with sharing.ours():
@@ -68,7 +68,7 @@ def have_stacks() -> bool:
 
 
 def segments() -> list[dict[str, Any]]:
-    """Of that the segments alone, with the stacks of live blocks where history is on; much faster in newer torch."""
+    """Only the segments of take(), with the stacks of live blocks if history is on; much faster in newer torch."""
     import torch
 
     ask: Any = torch.cuda.memory.memory_snapshot
@@ -81,9 +81,9 @@ def segments() -> list[dict[str, Any]]:
 
 
 def _hold(*told: Any) -> None:
-    """One reference more: torch 2.14 drops one to each thing that its own snapshot is told, and owns none.
+    """Adds a reference to each: torch 2.14 drops one to each argument of its snapshot without owning it.
 
-    Where `False` has none left Python ends (before 3.12, which does not count them).
+    Before Python 3.12, which no longer counts references to it, the process ends when `False` has none left.
     """
     for each in told:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
@@ -93,7 +93,7 @@ def _hold(*told: Any) -> None:
 def _without_compiler(torch: Any) -> Iterator[None]:
     """Keeps a snapshot from importing torch._inductor, which takes seconds in the middle of the program.
 
-    torch asks its compiler for the names of generated code there; before anything was compiled there are none.
+    torch asks its compiler for the names of generated code; before anything was compiled, there are none.
     """
     me = threading.get_ident()
 

@@ -1,4 +1,4 @@
-"""Who held memory over the run: at marks, many moments of which sums by stack are known, and by which they stayed."""
+"""Who held memory over the run: marks are moments, stays are sums of the blocks alive from one mark to another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from pyalloc import _core
 from pyalloc.moments import Block
 
-_PEAKS = 160  # moments of most, of so many parts of the run
-_STEPS = 64  # begins of steps: moments that are alike
+_PEAKS = 160  # parts of the run, each with a mark at its peak
+_STEPS = 64  # marks where steps begin, at moments that are alike
 
 
 class Stay(NamedTuple):
-    """Blocks that were alive at marks first to last, and have all the rest in common; as a Block's.
+    """Blocks that are alive exactly at the marks first..last and agree in all fields after blocks, named as in Block.
 
-    is_freed_later: in another occurrence of their phase than the one they were made in.
+    is_freed_later: freed in another occurrence of their phase than the one that allocated them.
     """
 
     first: int
@@ -36,9 +36,9 @@ class Stay(NamedTuple):
 def marks(
     bins: Sequence[tuple[int, ...]], steps: Sequence[int], at: Iterable[int], most: int
 ) -> list[int]:
-    """Ascending: these moments, and where there is room the peaks of parts of the run and begins of steps.
+    """These moments and, where there is room, the peaks of parts of the run and the beginnings of steps; ascending.
 
-    bins: as a scan's; most: marks, of which as many as there are blocks alive then take memory.
+    bins: a scan's; most: of the peaks, because each mark may take memory for every block that is alive at it.
     """
     found = set(at)
     n_peaks = min(_PEAKS, len(bins), most)
@@ -51,7 +51,7 @@ def marks(
 
 
 def of(scan: _core.Scan) -> list[Stay]:
-    """A scan's, in words."""
+    """The stays of a scan, with texts instead of their numbers."""
     words: dict[int, str] = {}
 
     def text(number: int) -> str:
@@ -71,12 +71,12 @@ def of(scan: _core.Scan) -> list[Stay]:
 
 
 def without(stays: Iterable[Stay], blocks: Iterable[Block], at: Sequence[int]) -> list[Stay]:
-    """What is left of them without some blocks, each of which is in one; at: the marks."""
+    """The stays less some blocks, each of which is in one of them; at: the marks."""
     left = {stay._replace(bytes=0, blocks=0): (stay.bytes, stay.blocks) for stay in stays}
     for block in blocks:
         key = over(block, at)
         if key not in left:
-            key = key._replace(is_freed_later=True)  # a block does not tell
+            key = key._replace(is_freed_later=True)  # a block does not have this
         if key in left:
             n_bytes, n_blocks = left[key]
             left[key] = n_bytes - block.bytes, n_blocks - 1
@@ -84,7 +84,7 @@ def without(stays: Iterable[Stay], blocks: Iterable[Block], at: Sequence[int]) -
 
 
 def over(block: Block, at: Sequence[int]) -> Stay:
-    """The stay of a block, without its bytes."""
+    """The stay that a block is in, without its bytes; at: the marks."""
     first = bisect.bisect_right(at, block.alloc_event)
     last = len(at) if block.free_event is None else bisect.bisect_right(at, block.free_event)
     return Stay(

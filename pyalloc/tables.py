@@ -12,7 +12,7 @@ from pyalloc.units import MIB
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """Figures at the end of a phase.  Bytes; peak: the highest since the table began or was reset at a step."""
+    """Figures in bytes at the end of a phase; peak_bytes: the highest since the step, or the table, began."""
 
     step: int
     phase: str
@@ -21,12 +21,12 @@ class PhaseRow:
     reserved_bytes: int
 
 
-@dataclass(eq=False)  # which of those that listen it is
+@dataclass(eq=False)  # listeners are told apart by identity
 class MemoryTable:
-    """Allocated, peak and reserved after each phase; fills itself at the end of each `pyalloc.phase()`.
+    """Allocated, peak and reserved bytes after each phase; gets a row at the end of each `pyalloc.phase()`.
 
-    str() is a table, and notebooks show it as one.  Works on torch's allocator and on pyalloc; where CUDA was not
-    used, all is 0.
+    str() is a table, and notebooks show it as one.  Works on torch's allocator and on pyalloc; before CUDA is used,
+    all figures are 0.
     """
 
     device: int | None = None
@@ -34,7 +34,7 @@ class MemoryTable:
     step: int = 0
 
     def add(self, phase: str) -> PhaseRow:
-        """A row by hand, where there is no phase to end."""
+        """Adds a row by hand, where no phase ends; phase: its name."""
         import torch
 
         stats: dict[str, Any] = torch.cuda.memory_stats(self.device)  # empty before CUDA starts
@@ -49,7 +49,7 @@ class MemoryTable:
         return row
 
     def on_step(self, number: int) -> None:
-        """`pyalloc.step()`: peaks begin anew, as in a step of their own."""
+        """Called by `pyalloc.step()`: peaks start anew."""
         import torch
 
         self.step = number
@@ -57,7 +57,7 @@ class MemoryTable:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def on_phase(self, name: str, begins: bool) -> None:
-        """`pyalloc.phase()`."""
+        """Called by `pyalloc.phase()`: its end adds a row."""
         if not begins:
             self.add(name)
 
@@ -67,7 +67,7 @@ class MemoryTable:
             marks.listeners.remove(self)
 
     def __enter__(self) -> MemoryTable:
-        """As a context manager it listens until the end of the block."""
+        """The table itself, which listens until the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -75,7 +75,7 @@ class MemoryTable:
         self.close()
 
     def __str__(self) -> str:
-        """In MiB, a line for each row."""
+        """A header, and a line for each row; figures in MiB."""
         from pyalloc.report.text import column
 
         lines = [f"{'step':>4}  {'phase':<20}{'allocated':>10}{'peak':>9}{'reserved':>10}  MiB"]
@@ -87,7 +87,7 @@ class MemoryTable:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        import html  # late: it takes a tenth of what importing pyalloc does
+        import html  # late: it would make importing pyalloc a tenth slower
 
         cells = "".join(
             f"<tr><td>{row.step}</td><td style='text-align:left'>{html.escape(row.phase)}</td>"
@@ -125,17 +125,17 @@ class Snapshot:
 
     @property
     def reserved_bytes(self) -> int:
-        """Of all segments."""
+        """Bytes of all segments."""
         return sum(int(segment["total_size"]) for segment in self.data["segments"])
 
     @property
     def allocated_bytes(self) -> int:
-        """Of all live blocks."""
+        """Bytes of all live blocks."""
         return sum(int(segment["allocated_size"]) for segment in self.data["segments"])
 
     @property
     def largest_free_bytes(self) -> int:
-        """Largest idle piece of a segment."""
+        """Bytes of the largest idle piece of a segment; 0 if there is none."""
         return max(
             (
                 int(block["size"])
@@ -147,10 +147,10 @@ class Snapshot:
         )
 
     def save(self, path: str) -> None:
-        """Writes a pickle that torch's viewer and all `pyalloc` commands read; what has the name is replaced.
+        """Writes a pickle that torch's viewer and all `pyalloc` commands read; replaces a file of that name.
 
         Raises:
-            OSError: it cannot be written, or the name is a device's, a pipe's or a folder's.
+            OSError: it cannot be written, or path is a device, a pipe or a folder.
         """
         import pickle
         from pathlib import Path
@@ -184,9 +184,9 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-    """Shows what is where in this process's CUDA memory, on torch's allocator and on pyalloc; does not start CUDA.
+    """Takes a snapshot of this process's CUDA memory, on torch's allocator or on pyalloc; does not start CUDA.
 
     Returns:
-        A Snapshot: its str() has a line for each device, its `data` is what torch.cuda.memory._snapshot() returns.
+        A Snapshot.  Its str() has a line for each device; its `data` is what torch.cuda.memory._snapshot() returns.
     """
     return Snapshot(snapshots.take())

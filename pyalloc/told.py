@@ -1,4 +1,4 @@
-"""Events of a trace one by one: which of them, and what each is in words."""
+"""Events of a trace one by one: which ones to show, and what each is in words."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _NOT_SHOWN = (
     "device",
     "sync",
     "segment_pool",
-)  # notes, and what others follow from
+)  # notes, and what only explains other events
 
 
 class Told(NamedTuple):
-    """An event (csrc/replay/scan.h).  bytes: of its block or segment, or asked for; stack: its own or its block's.
+    """An event (csrc/replay/scan.h).  bytes: of its block or segment, or requested; stack: its own, else its block's.
 
-    pool: the private one, 0: none; alloc_event: when its block was allocated, None: it is of none that is known.
+    pool: a private pool, 0: none; alloc_event: when its block was allocated, None if it has no known block.
     """
 
     event: int
@@ -59,7 +59,7 @@ class Told(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The kind's, as in trace files."""
+        """The name of its kind in trace files."""
         return NAMES.get(self.kind, "")
 
     @property
@@ -69,7 +69,7 @@ class Told(NamedTuple):
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ascending ranges of events without overlaps."""
+    """The union of ranges of events: ascending, without overlaps."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if found and begin <= found[-1][1]:
@@ -80,13 +80,13 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def around(at: int, n: int, n_events: int) -> tuple[int, int]:
-    """The range of n events with `at` in the middle, moved where the trace begins or ends."""
+    """The range of n events with `at` in the middle, shifted to lie within the trace."""
     begin = max(0, min(at - n // 2, n_events - n))
     return begin, min(begin + n, n_events)
 
 
 def shown(rows: Iterable[Told]) -> Iterator[Told]:
-    """Without what says nothing by itself: notes, and ends of frees that come at once or of nothing known."""
+    """Leaves out what says nothing by itself: notes, and free_completed right after its free or of an unknown block."""
     before: Told | None = None
     for row in rows:
         says_nothing = row.alloc_event is None or _follows(before, row)

@@ -1,17 +1,17 @@
-"""Steps: where one begins, and which moments are alike, so that what is alive at them can be compared."""
+"""Steps: where each begins, and at which similar moments live memory can be compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-LEAST_TURNS = 5  # to tell a leak from the first steps, in which most grows
-_LOOKED_AT = 8  # what is alive at each takes time and memory
+LEAST_TURNS = 5  # fewer do not tell a leak from the first steps, in which much grows anyway
+_LOOKED_AT = 8  # finding what is alive takes time and memory at each
 
 
 def turns_of(steps: list[int], phases: Iterable[tuple[str, int, int]]) -> list[int]:
-    """Events at which what is alive can be compared: where steps begin, or else where backwards end.
+    """Events at which live memory can be compared: where steps begin, or else where backward passes end.
 
-    A program that updates its parameters by hand has no steps.  phases: name, first and last event of each.
+    A program that updates its parameters by hand has no steps.  phases: (name, first event, last event).
     """
     if len(steps) >= LEAST_TURNS:
         return steps
@@ -23,32 +23,32 @@ def turns_of(steps: list[int], phases: Iterable[tuple[str, int, int]]) -> list[i
 
 
 def looked_at(turns: list[int]) -> list[int]:
-    """Some of these events over the whole run, at most twice as many as are needed: a verdict is of them alone."""
+    """Fewer than 2 * _LOOKED_AT of these events, from the whole run; the verdict is about them alone."""
     return turns[:: max(1, len(turns) // _LOOKED_AT)]
 
 
 def begin_of(steps: Sequence[tuple[int, ...]], number: int, until: int | None = None) -> int | None:
-    """The event with which the step of that number begins, None: there is none such.
+    """The event with which the step of that number begins; None if there is no such step.
 
-    A training whose counter starts again has several: the last one counts, or the last that begins up to an event.
+    A training whose counter starts again has several of them: the last one counts, or the last that begins by `until`.
 
     Args:
-        steps: number and event of each, in their order.
-        number: the one looked for.
-        until: that event, None: any.
+        steps: (number, event, ...) of each, in order.
+        number: of the step.
+        until: the latest event at which it may begin; None: any.
     """
     events = (step[1] for step in reversed(steps) if step[0] == number)
     return next((event for event in events if until is None or event <= until), None)
 
 
 def begins_of(steps: Sequence[tuple[int, ...]], first: int, last: int) -> tuple[int, int] | None:
-    """Of two steps: the last of the second number, and of the first the last up to it; None: there are no such two."""
+    """The events with which two steps begin: the last of number `last`, and the last `first` by then; None: no such."""
     end = begin_of(steps, last)
     begin = None if end is None else begin_of(steps, first, end)
     return None if begin is None or end is None else (begin, end)
 
 
 def numbers_of(steps: Sequence[tuple[int, ...]]) -> str:
-    """Which there are, in words."""
+    """Which step numbers there are, in words."""
     numbers = [step[0] for step in steps]
     return f"steps go from {min(numbers)} to {max(numbers)}" if steps else "the file has no steps"

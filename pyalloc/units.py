@@ -16,7 +16,7 @@ def parse_bytes(text: str) -> int:
     """Bytes of "24GB", "512MiB" or "1073741824"; units are powers of 1024, as on a card's label.
 
     Raises:
-        UsageError: the text is no size above zero.
+        UsageError: the text is not a size of at least one byte.
     """
     match = re.fullmatch(
         r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE | re.ASCII
@@ -29,18 +29,18 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Allowance:
-    """So much more than before is no matter: a share of that, and bytes."""
+    """How much more than before is tolerated: a share of the bytes before, plus a number of bytes."""
 
     share: float = 0.0
     bytes: int = 0
 
     def of(self, before_bytes: int) -> float:
-        """Bytes."""
+        """The tolerated growth in bytes."""
         return self.share * before_bytes + self.bytes
 
 
 def parse_allowance(text: str) -> Allowance:
-    """Of "5%" or "100MB".
+    """The allowance written as "5%" or "100MB".
 
     Raises:
         UsageError: the text is neither a share nor a size.
@@ -56,7 +56,7 @@ def parse_allowance(text: str) -> Allowance:
 
 
 def size(value: float) -> str:
-    """Bytes for a person."""
+    """A number of bytes as people read it: "1.5 MiB"."""
     if abs(value) < 512:
         return f"{value:.0f} byte{'' if round(value) == 1 else 's'}"
     if abs(value) >= 2**30:

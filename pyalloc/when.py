@@ -1,4 +1,4 @@
-"""Moments of a recording as people name them: peak, end, oom, an event's number, a step, so long after the begin."""
+"""Moments of a recording as people name them: peak, end, oom, an event's number, a step, a time after the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyalloc.units import size
 
 FORMS = "peak, end, oom, step:N (its beginning), a time after the first event such as 90s, or an event's number"
 SEVERAL = "oom:2 and oom:last are later out-of-memory errors; if several steps have number N, step:N is the last"
-_MOST_DIGITS = 20  # of a number; of more than 4300 Python makes none
+_MOST_DIGITS = 20  # of a number; Python refuses to convert more than 4300
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|min|h)", re.ASCII)
 OOM = re.compile(r"oom(?::(last|[1-9]\d{0,8}))?", re.ASCII)
@@ -27,16 +27,16 @@ Progress = Callable[[int, int], object]
 def moment(
     found: Analysis, at: str, option: str = "--at", progress: Progress | None = None
 ) -> tuple[int, str]:
-    """How many events it is after, and its name.
+    """How many events the moment comes after, and its name.
 
     Args:
-        found: of the recording.
-        at: what somebody asks for.
-        option: where, for errors.
-        progress: of the look into the file that a time needs.
+        found: the recording's analysis.
+        at: the moment as the user wrote it, one of FORMS.
+        option: the option that it was given to, for error messages.
+        progress: called with bytes done and in total while a time is looked up in the file.
 
     Raises:
-        UsageError: there is none such.
+        UsageError: there is no such moment.
     """
     n = found.totals["n_events"]
     if at == "peak":
@@ -72,7 +72,7 @@ def _step(found: Analysis, number: int, option: str) -> int:
 
 
 def _at_time(found: Analysis, after_ns: int, told: str, progress: Progress | None) -> int:
-    """How many events came before: those of the part of the timeline that it lies in are looked at one by one."""
+    """How many events came by then; read one by one from the beginning of its bin of the timeline."""
     if found.notes.get("clock") == "events":
         raise UsageError(f"{told}: this trace has no times, only the order of events")
     at_ns = found.totals["first_ns"] + after_ns
