@@ -1,4 +1,4 @@
-"""What to do about it, in words with the numbers behind them.  Each finding has a test with the fault planted."""
+"""Advice: what to change, in words, with the numbers behind them.  Each finding has a test that plants the fault."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pyalloc.moments import PAGE, Block, Moment, page_bytes
 from pyalloc.units import size
 
 PLANNED = "planned"  # among replays: pyalloc with a plan
-_PLAN_SHARE = 0.01  # of what is alive at most: less is not worth a plan
+_PLAN_SHARE = 0.01  # of peak live bytes: saving less is not worth a plan
 _NO_PRODUCT = re.compile(
     r"softmax|logsumexp|cross_entropy|_loss\b"
-)  # reduced at once, and not by einsum
+)  # reductions that einsum cannot do
 
 
 def advise(analysis: Analysis) -> list[Advice]:
-    """All findings, those that save most first; looked for once with the same replays: a report asks several times."""
+    """All findings, most saved bytes first; kept for the same replays, because a report asks several times."""
     if analysis.advised is None or analysis.advised[0] is not analysis.replays:
         analysis.advised = analysis.replays, _findings(analysis)
     return analysis.advised[1]
@@ -50,7 +50,7 @@ def _findings(analysis: Analysis) -> list[Advice]:
         *training.advice(analysis),
         *attention.advice(analysis),
         *collected.advice(analysis),
-        # For a backward that comes, of passes that need one.
+        # Only for forward passes that need a backward pass, and get one.
         *([] if _is_in_one(idle, analysis) or unused else checkpoints.advice(analysis, kept)),
         *_fragmentation(analysis),
         *_policies(analysis),
@@ -81,19 +81,19 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
-    """Does the peak lie in one of them?"""
+    """Does the peak lie in one of these phases?"""
     peak = analysis.totals["peak_event"]
     return any(phase.begin < peak <= phase.end for phase in phases)
 
 
 def _in_pass(passes: list[Phase], begin: int, end: int) -> Phase | None:
-    """The first of some passes, in their order, that lies in these events at least in part."""
+    """The first of these passes, given in order, that overlaps these events."""
     at = bisect.bisect_right(passes, begin, key=lambda phase: phase.end)
     return passes[at] if at < len(passes) and passes[at].begin < end else None
 
 
 def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
-    """What they made that is alive at the peak, and after their end."""
+    """What these passes made that is alive at the peak, and after the end of its pass."""
     kept = set()
     for block in analysis.peak.blocks:
         made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
@@ -107,14 +107,14 @@ def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
 
 
 def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], int]:
-    """How much of what is alive at the peak was so all through a phase."""
+    """A function: how many bytes of these blocks, all alive at the peak, are alive throughout a phase."""
     peak = analysis.totals["peak_event"]
     bytes_at = alive_at(kept, peak)
 
     def through(phase: Phase) -> int:
-        if phase.end <= peak:  # freed later, all of them
+        if phase.end <= peak:  # all are freed later
             return bytes_at(phase.begin)
-        if phase.begin >= peak:  # made before
+        if phase.begin >= peak:  # all were made earlier
             return bytes_at(phase.end)
         return sum(
             block.bytes
@@ -127,9 +127,9 @@ def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], in
 
 
 def _bytes_before(runs: list[list[Phase]], analysis: Analysis) -> Callable[[Phase], int]:
-    """How much more was alive when a phase began than when the passes that keep memory did, between which it lies.
+    """A function: how many more bytes were alive when a phase began than when the run of passes around it began.
 
-    So much they kept until then, whether it is alive at the peak or not.
+    The passes kept so much until then, whether it is alive at the peak or not.
     """
     ends = [p.begin for p in analysis.phases if p.name in ("backward", "optimizer")]
 
@@ -146,7 +146,7 @@ def _bytes_before(runs: list[list[Phase]], analysis: Analysis) -> Callable[[Phas
 
 
 def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis) -> int:
-    """How far the peak falls if these passes keep nothing: to what is still needed, or to another pass's peak."""
+    """By how many bytes the peak falls if these passes keep nothing: to what is needed, or to another phase's peak."""
     if not kept:
         return 0
     elsewhere = 0
@@ -164,7 +164,7 @@ def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis
 
 
 def _without(runs: list[list[Phase]], analysis: Analysis) -> tuple[int, str, int, str]:
-    """Most passes in a row, what one keeps at most, how far the peak falls if none does, and that in words."""
+    """Length of the longest run, what its passes keep, how many bytes the peak falls without any run, that in words."""
     most = max(runs, key=len)
     left = [phase.left_bytes for phase in most]
     each = f"{'up to ' * (2 * min(left) < max(left))}{size(max(left))}"
@@ -202,7 +202,7 @@ def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advic
 
 
 def _is_dropped_with(analysis: Analysis, temporary: Block, other: Block) -> bool:
-    """Of the same line and gone when the temporary is: an expression of several makes one after the other."""
+    """Is it of the same line, and freed no later than the temporary?  An expression can make several in turn."""
     is_short = other.free_event is not None and other.free_event <= (temporary.free_event or 0)
     return is_short and analysis.frames(other.stack) == analysis.frames(temporary.stack)
 
@@ -227,7 +227,7 @@ def _reductions(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _is_accumulating(analysis: Analysis) -> bool:
-    """Are gradients at the peak still to be used: was the last thing done with them a backward, not a step?"""
+    """Will gradients at the peak still be used: were they last in a backward pass, not in an optimizer's step?"""
     ends = {"backward": -1, "optimizer": -1}
     for phase in analysis.phases:
         if phase.name in ends and phase.end <= analysis.totals["peak_event"]:
@@ -237,7 +237,7 @@ def _is_accumulating(analysis: Analysis) -> bool:
 
 
 def _has_optimizers(analysis: Analysis) -> bool:
-    """Do several optimizers take turns, so that one's step says nothing of the gradients of another?"""
+    """Do several optimizers take turns, so that a step of one says nothing about the gradients of another?"""
     end, step, has_backward = -1, -1, True
     for phase in analysis.phases:
         if phase.name == "backward":
@@ -250,7 +250,7 @@ def _has_optimizers(analysis: Analysis) -> bool:
 
 
 def _old_gradients(analysis: Analysis) -> list[Block]:
-    """Those at the peak that nothing uses any more, as far as is sure."""
+    """Gradients at the peak that certainly nothing uses any more."""
     if _is_accumulating(analysis) or not knows_backwards(analysis):
         return []
     found = [b for b in analysis.peak.blocks if analysis.category(b) == "gradients"]
@@ -258,7 +258,7 @@ def _old_gradients(analysis: Analysis) -> list[Block]:
 
 
 def _dropped_unused(gradients: list[Block], analysis: Analysis) -> list[Block]:
-    """Those that are gone before the next backward or optimizer's step begins."""
+    """Those that are freed before the next backward pass or optimizer's step begins."""
     peak = analysis.totals["peak_event"]
     users = [p for p in analysis.phases if p.name in ("backward", "optimizer") and p.end >= peak]
     used = min((phase.begin for phase in users), default=analysis.totals["n_events"])
@@ -269,11 +269,11 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
     least = analysis.totals["peak_bytes"] * 0.03
     gradients = _old_gradients(analysis)
     phase = analysis.totals["peak_phase"]
-    # A loss of functions is no phase; an optimizer by hand is none either, and may be at work there.
+    # A loss made of functions is not a phase.  Neither is a hand-written optimizer, which may be at work here.
     is_between = phase in ("", "inference") and any(p.name == "optimizer" for p in analysis.phases)
     idle = _dropped_unused(gradients, analysis) if is_between else gradients
     held = sum(block.bytes for block in idle)
-    # What is never given back is there in backward, too, and would be made there one by one.
+    # Gradients that stay are alive in backward, too, where they would otherwise be made one by one.
     is_kept = len(_dropped_unused(idle, analysis)) < len(idle)
     alike = (*FORWARDS, "inference", *["backward"] * is_kept)
     is_idle = (phase in FORWARDS or is_between) and held > least
@@ -302,7 +302,7 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _unused(analysis: Analysis) -> tuple[int, str]:
-    """Bytes of gradients that no optimizer's step is for, and the models' classes."""
+    """Bytes of gradients that no optimizer's step uses, and the classes of the models, from the notes."""
     told = re.match(r"(\d+) bytes, (.*)", analysis.notes.get("unused_gradients", ""))
     return (int(told[1]), told[2]) if told else (0, "")
 
@@ -331,7 +331,7 @@ def _doubled_state(analysis: Analysis) -> Iterator[Advice]:
         return
     most, total, n = map(int, told.groups())
     state = [b for b in analysis.peak.blocks if analysis.category(b) == "optimizer state"]
-    # The peak may lie before most was doubled, or any: what one holds of all is there first.
+    # The peak may come before some or all of it was doubled: what one optimizer holds of the total comes first.
     doubled = min(most, sum(block.bytes for block in state) - (total - most))
     if doubled > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
@@ -344,7 +344,7 @@ def _doubled_state(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _stale(analysis: Analysis) -> Iterator[Advice]:
-    """What the step before made and a variable still holds at the peak."""
+    """What an earlier step made and a variable still holds at the peak."""
     peak = analysis.peak
     step = analysis.totals["peak_step"]
     held: dict[str, list[Block]] = {}
@@ -376,7 +376,7 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _loaded(analysis: Analysis) -> Iterator[Advice]:
-    """What torch.load() brought to the device and is no parameter: a dictionary that a variable still holds."""
+    """What torch.load() brought to the device and is not a parameter: a variable still holds the dictionary."""
     blocks = analysis.peak.blocks
     loaded = {n for n in {b.stack for b in blocks} if source.is_loaded(analysis.frames(n))}
     model = ("parameters", "buffers", "optimizer state")
@@ -433,9 +433,9 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _of_other_streams(analysis: Analysis, moment: Moment | None) -> str:
-    """How much of what lay idle when most was reserved only another stream could have had, where that is much."""
+    """Says how much of the idle memory only other streams could use when most was reserved; "" if it is little."""
     if moment is None or not is_from_torch(analysis.notes):
-        return ""  # pyalloc's pages move from one to the other
+        return ""  # pyalloc moves pages from stream to stream
     used: Counter[tuple[int, int]] = Counter()
     idle: Counter[tuple[int, int]] = Counter()
     for _, n, stream, device, _ in moment.segments:
@@ -443,7 +443,7 @@ def _of_other_streams(analysis: Analysis, moment: Moment | None) -> str:
     for block in (*moment.blocks, *moment.pending):
         used[block.device, block.stream] += block.bytes
     idle.subtract(used)
-    for device in {device for device, _ in used}:  # each has a stream of its own that holds most
+    for device in {device for device, _ in used}:  # except the stream that holds most there
         del idle[max((key for key in used if key[0] == device), key=lambda key: used[key])]
     apart = [n for n in idle.values() if n > 0]
     if sum(apart) <= moment.idle_bytes / 4:
@@ -462,7 +462,7 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
         if r["completed"] and name != PLANNED
     }
     history = analysis.notes.get("history")
-    if not peaks or history in STATE_ONLY:  # a few blocks at one moment are no program
+    if not peaks or history in STATE_ONLY:  # the blocks of one moment are not a program
         return
     devices, own = _own_peaks(analysis)
     best = min(peaks, key=lambda name: peaks[name])
@@ -490,8 +490,8 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _own_peaks(analysis: Analysis) -> tuple[dict[int, int], int]:
-    """Most that was reserved of each device, and the sum, as replays have it; where that is not known, native's."""
-    # What was reserved before a late history began is no figure of what the history needed.
+    """Peak reserved bytes of each device, and their sum, to compare with replays; if unknown, {} and native's peak."""
+    # What was reserved before a late history began does not say what the history needed.
     is_late = analysis.notes.get("history") == "late"
     devices = {} if is_late else analysis.totals["device_peak_reserved"]
     native = analysis.replays.get("native", {})
@@ -499,7 +499,7 @@ def _own_peaks(analysis: Analysis) -> tuple[dict[int, int], int]:
 
 
 def is_worth_a_plan(saved: int, live: int) -> bool:
-    """Bytes that it saves, of so many alive at most."""
+    """Does a plan save enough bytes?  live: the most bytes alive."""
     return saved >= max(_PLAN_SHARE * live, PAGE)
 
 
@@ -509,7 +509,7 @@ def _plan(analysis: Analysis) -> Iterator[Advice]:
         return
     planned, unplanned = (replays[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
     _, own = _own_peaks(analysis)
-    least = min(own, unplanned)  # what the program has already, or would have by pyalloc alone
+    least = min(own, unplanned)  # what the program takes now, or would on pyalloc without a plan
     if is_worth_a_plan(least - planned, planned):
         make = f"pyalloc plan {shlex.quote(str(analysis.path))}"
         follow = f"pyalloc run --plan {shlex.quote(str(recorded.plan(analysis.path)))}"

@@ -1,4 +1,4 @@
-"""How far the peak falls if some of what is alive at it is not there: to what is left, or to another moment."""
+"""How far the peak falls without some of the blocks that are alive at it: to what is left, or to another moment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pyalloc.facts import Phase
 from pyalloc.moments import Block
 from pyalloc.told import joined
 
-TRAINING = ("forward", "loss", "backward")  # in which activations are, or are made again
-# Whose peaks count: a phase of the program's own may be a whole step, with the peak of it.
+TRAINING = ("forward", "loss", "backward")  # phases that hold activations, or make them again
+# Phases whose peaks count; one of the program's own may be a whole step, and contain the peak.
 _PHASES = (*TRAINING, "inference", "optimizer")
-_HARDLY = 0.1  # of the blocks: what is made once among them, and kept
+_HARDLY = 0.1  # share of the blocks; below it they count as absent: some are made once, and kept
 
 
 def falls_by(
     dropped: Iterable[Block], analysis: Analysis, alike: Collection[str], least: float = 0
 ) -> int:
-    """Of blocks that are alive at the peak and need not be.
+    """By how many bytes the peak falls without some of the blocks that are alive at it.
 
-    least: 0 at once where they are not more bytes than that: there may be very many phases to look at.
-    alike: names of phases that go without such blocks; where hardly any of these is alive, others are, which go too.
+    least: returns 0 at once if they have no more bytes than this, because there may be very many phases to look at.
+    alike: names of phases that go without such blocks, too; where hardly any of these is alive, others like them are.
     """
     blocks = list(dropped)
     total = sum(block.bytes for block in blocks)
@@ -36,7 +36,7 @@ def falls_by(
 
 
 class _Beside:
-    """How high memory stands without some blocks: in the peak's step moment by moment, elsewhere as phases tell."""
+    """How many bytes are allocated without some blocks: moment by moment in the peak's step, elsewhere by phases."""
 
     def __init__(self, blocks: list[Block], analysis: Analysis, alike: Collection[str]) -> None:
         self._blocks = blocks
@@ -47,28 +47,28 @@ class _Beside:
         self._phases = [phase for phase in analysis.phases if phase.name in _PHASES]
         around = (p for p in self._phases if p.begin < self._peak <= p.end)
         self._own = next(((p.begin + 1, p.end + 1) for p in around), (self._peak, self._peak))
-        # Activations are of a step; of what is kept beside them others are made outside of phases, too.
+        # Activations belong to a step; blocks that are kept besides have others like them outside of phases.
         step = self._step_of(analysis) if set(TRAINING) <= set(alike) else None
         self._region = step or self._own
-        # What the peak's own phase makes comes and goes there: where it is not, others like it are.
+        # Blocks that the peak's own phase makes come and go in it: at its other moments there are others like them.
         self._lasting = alive_at([b for b in blocks if b.alloc_event < self._own[0]], self._peak)
         self._coming = sum(b.bytes for b in blocks if b.alloc_event >= self._own[0])
         self._bytes_at = alive_at(blocks, self._peak)
 
     def _step_of(self, analysis: Analysis) -> tuple[int, int] | None:
-        """First moment of the peak's, and the first one after it."""
+        """The first moment of the peak's step, and the first one after it; None before the first step."""
         begins = [step[1] for step in analysis.steps]
         at = bisect.bisect_left(begins, self._peak)
         end = begins[at] if at < len(begins) else analysis.totals["n_events"]
         return (begins[at - 1] + 1, end + 1) if at > 0 else None
 
     def _alive_in(self, phase: Phase) -> int:
-        """Most: all of them are alive at the peak, nearest to it are most.  0 where they are few."""
+        """The most bytes of them: those alive at its end nearest to the peak.  0 if these are few."""
         most = self._bytes_at(phase.end if phase.end <= self._peak else phase.begin)
         return most if most > self._few else 0
 
     def in_phases(self) -> Iterator[int]:
-        """Most of each that is not in the step, by its own peak."""
+        """The height of each phase outside of the region, from its own peak."""
         for phase in self._phases:
             if self._is_in_step(phase) or self._is_own(phase):
                 continue
@@ -85,7 +85,7 @@ class _Beside:
         return phase.begin < self._peak <= phase.end
 
     def moment_by_moment(self) -> Iterator[int]:
-        """Most of each part of the step in which none of the blocks begins or ends."""
+        """The height of each part of the region in which no block begins or ends."""
         others = [p for p in self._phases if self._is_in_step(p) and not self._is_own(p)]
         alike = [phase for phase in others if phase.name in self._alike]
         has_further = any(not self._alive_in(phase) for phase in alike)
@@ -103,7 +103,7 @@ class _Beside:
                 spared = alive + self._coming
             elif not is_unlike(begin):
                 spared = alive
-                if alive <= self._few and has_further:  # what further passes keep goes as well
+                if alive <= self._few and has_further:  # what further passes keep goes, too
                     continue
             yield self._height(begin, end) - spared
 
@@ -113,12 +113,12 @@ class _Beside:
 
 
 def _at(bytes_at: Callable[[int], int], moment: int, peak: int) -> int:
-    """At a moment, before which its event lies."""
+    """bytes_at() for a moment: moment n comes right after event n - 1."""
     return bytes_at(moment - 1 if moment <= peak else moment)
 
 
 def _within(phases: Iterable[Phase]) -> Callable[[int], bool]:
-    """Of a moment: does it lie in one of them?"""
+    """A predicate: does a moment lie in one of these phases?"""
     ranges = joined((phase.begin + 1, phase.end + 1) for phase in phases)
 
     def is_within(moment: int) -> bool:
@@ -129,14 +129,14 @@ def _within(phases: Iterable[Phase]) -> Callable[[int], bool]:
 
 
 def alive_at(blocks: Collection[Block], peak: int) -> Callable[[int], int]:
-    """How much of blocks that are alive at the peak is so at an event, for thousands of either."""
+    """A function: how many bytes of these blocks, all alive at the peak, are alive at an event; fast for thousands."""
     made = sorted((block.alloc_event, block.bytes) for block in blocks)
     freed = sorted((block.free_event, block.bytes) for block in blocks if block.free_event)
     by_made = list(itertools.accumulate((n for _, n in made), initial=0))
     by_freed = list(itertools.accumulate((n for _, n in freed), initial=0))
 
     def bytes_at(event: int) -> int:
-        if event <= peak:  # freed later, all of them
+        if event <= peak:  # all are freed later
             return by_made[bisect.bisect_right(made, event, key=lambda each: each[0])]
         return by_made[-1] - by_freed[bisect.bisect_left(freed, event, key=lambda each: each[0])]
 

@@ -1,4 +1,4 @@
-"""Forward passes that keep memory for a backward that never comes: evaluations without torch.no_grad()."""
+"""Forward passes that keep memory for a backward pass that never comes: evaluations without torch.no_grad()."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pyalloc.facts import Phase
 from pyalloc.findings import outermost
 from pyalloc.units import MIB
 
-Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
+Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backward passes right after them
 
 
 def runs_of(phases: Iterable[Phase]) -> Iterator[Run]:
-    """Forward passes in a row without a backward between them, and the backwards that follow at once."""
+    """Forward passes in a row without a backward pass between them, and the backward passes right after them."""
     run: list[Phase] = []
     backwards: list[Phase] = []
     for phase in outermost(phases):
@@ -33,9 +33,9 @@ def runs_of(phases: Iterable[Phase]) -> Iterator[Run]:
 
 
 def is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
-    """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?
+    """Do the backward passes free what all forward passes keep: those of one loss, or the steps of a recurrent net?
 
-    Most of the blocks, or most of the bytes: an output that a variable holds is a large one of many, or one of a few.
+    Most blocks or most bytes are enough: an output that a variable holds can be large among many, or one of a few.
     """
     if not backwards or not run:
         return False
@@ -47,28 +47,28 @@ def is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
 
 
 def _n_freed(backwards: list[Phase]) -> int:
-    """Blocks that were gone after them, gradients they made counted out."""
+    """Blocks that the backward passes freed, apart from the gradients that they made."""
     made = sum(phase.n_left for phase in backwards)
     return backwards[0].n_live_begin + made - backwards[-1].n_live_end if backwards else 0
 
 
 def _is_freed_later(run: list[Phase], backwards: list[Phase], after: Run) -> bool:
-    """Do the next backwards free what these leave of the passes, as those of a GAN's generator do?"""
+    """Do the next backward passes free what these leave of the forward passes, as in training a GAN's generator?"""
     passes, later = after
     kept = sum(phase.n_left for phase in run) - _n_freed(backwards)
     return _n_freed(later) - sum(phase.n_left for phase in passes) > 0.75 * kept
 
 
 def knows_backwards(analysis: Analysis) -> bool:
-    """Recordings do; a snapshot has those phases that the program marked."""
+    """Does it have backward phases?  Recordings do; a snapshot has only phases that the program marked."""
     return "source" not in analysis.notes or any(p.name == "backward" for p in analysis.phases)
 
 
 def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]:
-    """Forward passes in a row that keep memory for a backward that never comes, an evaluation each.
+    """Finds runs of forward passes that keep memory for a backward pass that never comes, such as evaluations.
 
     Returns:
-        These, and such whose backward left it there.
+        These runs, and those with a backward pass that kept the graph.
     """
     found: list[list[Phase]] = []
     retained: list[list[Phase]] = []
@@ -79,7 +79,7 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
     for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
         if is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
-        # The last forward of a run may be that of a training step whose backward follows.
+        # The last forward passes of a run may belong to the backward passes that follow.
         idle = run[: max(len(run) - len(backwards), 0)]
         end = after[0][0].begin if after[0] else analysis.totals["n_events"]
         idle = [
@@ -99,12 +99,12 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
 
 
 def _shape(passes: list[Phase]) -> list[int]:
-    """As each step has them again."""
+    """How many blocks each pass left: the same whenever the run comes again."""
     return [phase.n_left for phase in passes]
 
 
 def _is_used(passes: list[Phase], analysis: Analysis) -> bool:
-    """Does a backward free most of what they made and is alive at the peak, one that comes after another model's?"""
+    """Is most of what they made that is alive at the peak freed by a backward pass, one after another model's?"""
     by_phase = {True: 0, False: 0}
     for block in analysis.peak.blocks:
         at = bisect.bisect_left(passes, block.alloc_event, key=lambda phase: phase.end)
@@ -114,7 +114,7 @@ def _is_used(passes: list[Phase], analysis: Analysis) -> bool:
 
 
 def _without_workspaces(analysis: Analysis) -> list[Phase]:
-    """Of what forward passes leave for a backward cuBLAS's workspace is no part: nothing frees it."""
+    """The phases, with forward's n_left and left_bytes less cuBLAS's workspaces, which no backward pass frees."""
     peak = analysis.peak.blocks
     made = {b.alloc_event: b.bytes for b in peak if b.alloc_event in analysis.workspaces}
     return [
@@ -131,17 +131,17 @@ def _without_workspaces(analysis: Analysis) -> list[Phase]:
 
 
 def _has_backward(begin: int, end: int, analysis: Analysis) -> bool:
-    """Did one run between these events that is no phase, and may have been for what was made before?"""
+    """Did a backward pass that is not a phase run between these events, maybe for what was made before?"""
     at = bisect.bisect_left(analysis.unmarked, begin)
     return at < len(analysis.unmarked) and analysis.unmarked[at] < end
 
 
 def _has_oom(begin: int, end: int, analysis: Analysis) -> bool:
-    """Did memory run out between these events, so that what was to come next never did?"""
+    """Did memory run out between these events, so that what was to follow never came?"""
     return any(begin <= event < end for event, *_ in analysis.ooms)
 
 
 def _is_retained(run: list[Phase], backwards: list[Phase], analysis: Analysis) -> bool:
-    """Is there a backward that was told to keep the graph, and kept that of these passes?"""
+    """Did a backward pass with retain_graph=True keep the graph of these forward passes?"""
     has_kept = "retain_graph" in analysis.notes and bool(backwards)
     return has_kept and _n_freed(backwards) < 0.5 * max(phase.n_left for phase in run)

@@ -15,7 +15,7 @@ from pyalloc.units import MIB
 class Growth:
     """A stack whose live bytes grow from step to step.
 
-    series: at the steps looked at; more_blocks: not only larger ones.
+    bytes: the growth; series: live bytes at the steps looked at; more_blocks: more of them, not only larger ones.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Growth:
 
 
 def _least(analysis: Analysis) -> int:
-    """Over the steps looked at: what grows by less is not worth a word."""
+    """Bytes; smaller growth over the steps looked at is not reported."""
     return max(MIB // 4, int(analysis.totals["peak_bytes"]) // 10_000)
 
 
@@ -38,7 +38,7 @@ def _turns(analysis: Analysis) -> list[int]:
 
 
 def _looked_at(analysis: Analysis) -> list[tuple[int, Moment]]:
-    """Some of them but the first two, with their numbers; whatever else is looked at, the verdict stays the same."""
+    """(number, moment) of those that the verdict is about, without the first two; further moments do not change it."""
     turns = _turns(analysis)
     chosen = set(looked_at(turns)) - set(turns[:2])
     moments = analysis.moments
@@ -46,12 +46,12 @@ def _looked_at(analysis: Analysis) -> list[tuple[int, Moment]]:
 
 
 def turn(analysis: Analysis) -> str:
-    """What these are."""
+    """What each of these events stands for, in words."""
     return "step" if len(_turns(analysis)) == len(analysis.steps) else "backward pass"
 
 
 def growth(analysis: Analysis) -> list[Growth]:
-    """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
+    """Stacks whose live bytes grow at every step looked at after the first two, most first; empty with few steps."""
     found: list[Growth] = []
     turns = _looked_at(analysis)
     if len(turns) < 3:
@@ -71,7 +71,7 @@ def growth(analysis: Analysis) -> list[Growth]:
 
 
 def jumps(analysis: Analysis) -> list[Growth]:
-    """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
+    """Stacks that hold more and more blocks, but do not grow at every step: at the end of each epoch, for example."""
     tables = [moment.by_stack for _, moment in _looked_at(analysis)]
     least = max(MIB, analysis.totals["peak_bytes"] // 20)
     found = []
@@ -88,7 +88,7 @@ def jumps(analysis: Analysis) -> list[Growth]:
 
 
 def verdict(analysis: Analysis) -> str:
-    """In words."""
+    """Does the program leak?  The answer in a sentence."""
     if len(_turns(analysis)) < LEAST_TURNS:
         n = len(analysis.steps)
         return (

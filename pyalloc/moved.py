@@ -1,4 +1,4 @@
-"""Lines of a program that was changed between two recordings: where those of the first are in the second."""
+"""Lines of a program that changed between two recordings: where those of the first are in the second."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pyalloc import source
 from pyalloc.source import Frame
 
 _ALONG = 2.0  # points for a line that moved as far as the one before it
-_APART = 0.5  # for one that moved by itself: less than what it may keep from going along
-_MOST_PAIRS = 1_000_000  # of a file: of larger ones nothing is looked for
+_APART = 0.5  # for one that moved alone: less than the lines that it prevents from moving along would get
+_MOST_PAIRS = 1_000_000  # of lines of a file; in larger files none are looked for
 Line = tuple[int, str]  # its number and its function
 
 
 def lines(before: Iterable[Frame], after: Iterable[Frame]) -> dict[Frame, Frame]:
-    """Frames of the first that are another line, or in another file, in the second.
+    """Frames of the first whose line or file is another one in the second, each with that one.
 
-    A recording has no source. Lines stay in their order and in functions of the same name, and what is above a change
-    moves by nothing, what is below it by as much: of all ways to pair them the one where most go along with others.
+    A recording has no source.  But lines keep their order and the names of their functions, and a change moves all
+    lines below it equally far: of all pairings, the one in which most lines move along with others is taken.
     """
     first, second = _by_file(before), _by_file(after)
     found: dict[Frame, Frame] = {}
@@ -43,9 +43,9 @@ def _by_file(frames: Iterable[Frame]) -> dict[str, set[Line]]:
 
 
 def _files(first: Iterable[str], second: Iterable[str]) -> dict[str, str]:
-    """Of each the other: itself, else the one whose path ends alike, else the only one left of the program's own.
+    """Pairs files: with itself, else with the one whose path ends alike, else the last two of the program's own.
 
-    Libraries have too many files of one name, such as __init__.py, for that to be enough.
+    A library's files need more than their name in common: many are called __init__.py.
     """
     left, right = set(first), set(second)
     found = {file: file for file in left & right}
@@ -67,7 +67,7 @@ def _files(first: Iterable[str], second: Iterable[str]) -> dict[str, str]:
 
 
 def _common_end(file: str, other: str) -> int:
-    """How many of the last parts of two paths are the same."""
+    """How many parts at the end of two paths are the same."""
     n = 0
     for a, b in zip(reversed(PurePath(file).parts), reversed(PurePath(other).parts), strict=False):
         if a != b:
@@ -77,13 +77,13 @@ def _common_end(file: str, other: str) -> int:
 
 
 def _paired(before: Sequence[Line], after: Sequence[Line]) -> list[tuple[Line, Line]]:
-    """Both ascending; what has no other is left out."""
+    """Pairs the lines of two ascending sequences; a line without a partner is left out."""
     if len(before) * len(after) > _MOST_PAIRS:
         return []
     scores: dict[tuple[int, int], float] = {}
     came: dict[tuple[int, int], tuple[int, int]] = {}
-    along: dict[int, tuple[float, tuple[int, int]]] = {}  # by distance: best end so far
-    # Before row i, by column: best end in a column up to it.
+    along: dict[int, tuple[float, tuple[int, int]]] = {}  # by distance: best score, its pair
+    # best[j], before row i: the best score that ends in a column before j, and its pair.
     best: list[tuple[float, tuple[int, int]]] = [(0.0, (-1, -1))] * (len(after) + 1)
     for i, (line, name) in enumerate(before):
         row = list(best)
@@ -107,7 +107,7 @@ def _paired(before: Sequence[Line], after: Sequence[Line]) -> list[tuple[Line, L
 
 
 def _without_excursions(pairs: list[tuple[Line, Line]]) -> list[tuple[Line, Line]]:
-    """Lines between others that moved as far as one another, but not these: other code took their place."""
+    """Leaves out lines whose neighbours on both sides moved equally far, but not they: other code took their place."""
     runs = [
         (far, list(run))
         for far, run in itertools.groupby(pairs, lambda pair: pair[1][0] - pair[0][0])
@@ -121,5 +121,5 @@ def _without_excursions(pairs: list[tuple[Line, Line]]) -> list[tuple[Line, Line
 
 
 def _has_most(runs: Sequence[tuple[int, list[tuple[Line, Line]]]], i: int) -> bool:
-    """Then it is the others that are excursions."""
+    """Has run i more lines than both its neighbours?  Then these are the excursions."""
     return len(runs[i][1]) > len(runs[i - 1][1]) + len(runs[i + 1][1])

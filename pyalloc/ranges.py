@@ -1,6 +1,6 @@
-"""Phases and steps of torch's snapshots: the ranges of torch.profiler.record_function that a program went through.
+"""Phases and steps of torch's snapshots, from the ranges of torch.profiler.record_function in a program.
 
-torch's optimizers and profiler make ranges of their own, so that most programs have steps without an edit.
+torch's optimizers and profiler make ranges of their own, so most programs have steps without an edit.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pyalloc.convert import Mark
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step")
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#\w+\.zero_grad$")
-_PHASES = ("forward", "backward", "optimizer", "loss", "inference")  # what the reports know
+_PHASES = ("forward", "backward", "optimizer", "loss", "inference")  # names that reports know
 _MOST_NAME = 200  # characters
-_ORDER = ("phase_end", "user", "step", "phase_begin")  # at one time
+_ORDER = ("phase_end", "user", "step", "phase_begin")  # of marks at the same time
 _Edge = tuple[int, str, bool]  # time_ns, name, does the range begin?
 
 
 def marks(told: Sequence[dict[str, Any]], first_ns: int) -> list[Mark]:
-    """Of a snapshot's external_annotations, in order of time; of what was before first_ns only what still held then.
+    """Marks from a snapshot's external_annotations, in order of time; of those before first_ns, what still held then.
 
-    Steps are those of torch.profiler; where it did not run one ends with the step of the first optimizer, as in
+    Steps are those of torch.profiler.  If it did not run, a step ends with that of the first optimizer, as in
     recordings.
     """
     edges = list(_edges(sorted(told, key=lambda each: int(each["time_us"]))))
@@ -38,7 +38,7 @@ def marks(told: Sequence[dict[str, Any]], first_ns: int) -> list[Mark]:
 
 
 def _edges(told: Sequence[dict[str, Any]]) -> Iterator[_Edge]:
-    """In order, each at a time of its own: torch has whole microseconds, and what ends comes after all in its last."""
+    """In order, each at its own time: torch has whole microseconds, and an end that comes last in one closes it."""
     n = 0
     for each, after in itertools.zip_longest(told, told[1:]):
         begins, time_us = each["stage"] == "START", int(each["time_us"])
@@ -57,7 +57,7 @@ def _phases(edges: Sequence[_Edge]) -> Iterator[Mark]:
         if _STEP.fullmatch(name):
             continue
         optimizer = _OPTIMIZER.fullmatch(name)
-        if optimizer and optimizer[1] not in optimizers:  # no stack tells Adam from AdamW
+        if optimizer and optimizer[1] not in optimizers:  # stacks do not tell Adam from AdamW
             optimizers.append(optimizer[1])
             yield Mark(time_ns, "user", f"optimizers={', '.join(optimizers)}")
         plain = "optimizer" if optimizer else name.strip("#=-* ").lower()  # "## forward ##"
@@ -73,7 +73,7 @@ def _profiled(edges: Sequence[_Edge]) -> Iterator[Mark]:
 
 
 def _optimized(edges: Sequence[_Edge], first_ns: int) -> Iterator[Mark]:
-    """Optimizers of a class have one name: all their zero_grads, then all their steps, time and again tell how many."""
+    """Optimizers of one class share a name; repeated runs of n zero_grads and n steps show that there are n of them."""
     ends = [(time_ns, name) for time_ns, name, begins in edges if not begins]
     ends = [(time_ns, name) for time_ns, name in ends if time_ns >= first_ns]
     first = next((name for _, name in ends if _OPTIMIZER.fullmatch(name)), None)
@@ -89,7 +89,7 @@ def _optimized(edges: Sequence[_Edge], first_ns: int) -> Iterator[Mark]:
     inner = {len(times) for _, times in runs[1:-1]}
     n = max(inner, default=1) if len(runs) > 3 and len(inner) == 1 else 1
     if n > 1 and max(len(runs[0][1]), len(runs[-1][1])) <= n:
-        if len(runs[0][1]) < n:  # the first one's was before
+        if len(runs[0][1]) < n:  # it began before first_ns
             del runs[0]
         times = [times[0] for is_step, times in runs if is_step]
     else:
@@ -100,14 +100,14 @@ def _optimized(edges: Sequence[_Edge], first_ns: int) -> Iterator[Mark]:
 
 
 def _held(past: Sequence[Mark]) -> list[Mark]:
-    """What of these marks still holds after them: notes, phases that are not over, the last step."""
+    """What still holds after these marks: notes, the last step, phases that have not ended."""
     notes: list[Mark] = []
     phases: list[Mark] = []
     steps: list[Mark] = []
     for mark in past:
         if mark.kind == "phase_begin":
             phases.append(mark)
-        elif mark.kind == "phase_end":  # what is within ends with it
+        elif mark.kind == "phase_end":  # phases inside it end with it
             same = [i for i, phase in enumerate(phases) if phase.text == mark.text]
             del phases[same[-1] if same else len(phases) :]
         elif mark.kind == "step":

@@ -1,4 +1,4 @@
-"""Why more device memory is reserved than in use: what it was made of when most was."""
+"""Why more device memory is reserved than in use: what it consisted of when most was reserved."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyalloc.facts import Row
 from pyalloc.moments import Block, Moment
 from pyalloc.units import MIB, size
 
-_SMALL_SEGMENT = 2 * MIB  # torch's allocator has these for requests up to 1 MiB, and no others
+_SMALL_SEGMENT = 2 * MIB  # torch's allocator has these only for requests up to 1 MiB
 _UNKNOWN = "from before the recording, or unknown"
-_LEAST = 0.02  # of what is reserved: where all but this is in use there is nothing to explain
+_LEAST = 0.02  # share of reserved memory; if less is idle, there is nothing to explain
 
 
 @dataclass(frozen=True)
 class Maker:
-    """A line of the program for whose requests segments were allocated, and what of these is idle."""
+    """A line of the program, with the segments that were allocated for its requests; bytes, idle_bytes: of these."""
 
     name: str
     bytes: int
@@ -30,7 +30,7 @@ class Maker:
 
 @dataclass(frozen=True)
 class Reserved:
-    """The moment of most reserved memory.  request: what it had grown for; None: not known."""
+    """The moment with the most reserved memory.  request: the one that it had grown for, None if unknown."""
 
     moment: Moment
     request: Block | None
@@ -39,7 +39,7 @@ class Reserved:
 
 
 class Piece(NamedTuple):
-    """Device memory that was taken for one request.  end: None where it was reserved to the end."""
+    """Device memory taken for one request.  begin, end: events; end is None if it stayed reserved to the end."""
 
     begin: int
     end: int | None
@@ -62,7 +62,7 @@ class Grown:
 
 
 def over_time(analysis: Analysis) -> list[Grown]:
-    """What reserved memory grew for, in the order in which it grew; nothing of a single moment's snapshot."""
+    """What reserved memory grew for, in the order in which it grew; empty for a snapshot of a single moment."""
     if analysis.notes.get("history") in STATE_ONLY:
         return []
     sums: dict[tuple[int, int | None, int, str], list[int]] = {}
@@ -82,22 +82,22 @@ def over_time(analysis: Analysis) -> list[Grown]:
 
 
 def largest(grown: list[Grown], n: int) -> list[Grown]:
-    """So many of them, in the same order."""
+    """The n largest of them, in the same order."""
     return sorted(sorted(grown, key=lambda g: -g.bytes)[:n], key=lambda g: g.begin)
 
 
 def at_most(analysis: Analysis) -> Reserved | None:
-    """What device memory was used for when most was reserved; None where that was mostly in use, or is not known."""
+    """What device memory was used for when most was reserved; None if nearly all was in use, or if that is unknown."""
     totals = analysis.totals
     event, asked = totals["peak_reserved_event"], totals["peak_reserved_alloc"]
-    if analysis.notes.get("history") in STATE_ONLY:  # what is there was not asked for in this order
+    if analysis.notes.get("history") in STATE_ONLY:  # its blocks were not requested in this order
         event, asked = totals["n_events"], None
     moment = analysis.moments.get(event)
     begin = analysis.moments.get(analysis.n_before)
     if begin is not None and begin.reserved_bytes == totals["peak_reserved_bytes"]:
         asked = None  # what it had grown for is not known
         if analysis.peak.reserved_bytes == totals["peak_reserved_bytes"]:
-            moment = analysis.peak  # what was not even needed then never was
+            moment = analysis.peak  # what was not needed even then never was
     if moment is None or not moment.segments:
         return None
     if moment.reserved_bytes - moment.allocated_bytes < _LEAST * moment.reserved_bytes:
@@ -118,7 +118,7 @@ def at_most(analysis: Analysis) -> Reserved | None:
 
 
 def _makers(analysis: Analysis, moment: Moment) -> list[Maker]:
-    """Most idle first; empty where no segment is known to be for one request, as those mapped by pages are not."""
+    """Most idle first; empty if no segment is known to be for one request, which those mapped by pages never are."""
     requests = moment.segment_requests
     if not requests:
         return []
@@ -140,7 +140,7 @@ def _makers(analysis: Analysis, moment: Moment) -> list[Maker]:
 
 
 def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[Row]:
-    """Outside of private pools.  is_split: by stream and size of request, as torch's allocator does it."""
+    """Idle memory outside of private pools.  is_split: by stream and request size, as torch's allocator keeps it."""
     streams = _streams(moment, request)
     unsplit = set(moment.unsplit((*moment.blocks, *moment.pending)))
     found: dict[str, list[int]] = {}
@@ -159,11 +159,11 @@ def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[
 
 
 def _streams(moment: Moment, request: Block | None) -> dict[int, int]:
-    """By device the stream that the request was of, or that most outside of private pools is used by."""
+    """By device: the stream of the request, else the one with most bytes in use outside of private pools."""
     used: Counter[tuple[int, int]] = Counter()
     for block in moment.blocks:
         if block.pool:
-            continue  # a graph's stream gets nothing else
+            continue  # a graph's stream serves nothing else
         used[block.device, block.stream] += block.bytes
     found = {device: stream for (device, stream), _ in reversed(used.most_common())}
     return found | ({request.device: request.stream} if request is not None else {})

@@ -45,7 +45,7 @@ def take() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def uncollected(is_wanted: bool = True) -> Iterator[None]:
-    """Switches Python's collector off: a snapshot's many objects would start it, whose frees no history would have."""
+    """Switches Python's collector off: a snapshot's many objects would start it, and its frees would go unrecorded."""
     is_wanted = is_wanted and gc.isenabled()
     me = threading.get_ident()
     if is_wanted:

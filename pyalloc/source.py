@@ -1,4 +1,4 @@
-"""From stacks to names a person knows: which line of the user's own code, in which function or method."""
+"""From stacks to names that people know: which line of the user's own code, in which function or method."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
-# What torch.compile wrote, in its cache.
+# Files that torch.compile writes to its cache.
 _COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
 _LIBRARY = re.compile(
     r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|eventsources|marks|notebook|recording|_bootstrap/[\w/]+)\.py"
     rf"|/torchinductor_\w+/|{_COMPILED}"
-    r"|/torch_geometric\.[\w.]+\.py$)"  # and what torch_geometric wrote
+    r"|/torch_geometric\.[\w.]+\.py$)"  # and files that torch_geometric writes
 )
 _CPP = re.compile(
     r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S|o)$|(^|/)python[\d.]*$)"
 )
-# Of the libraries those whose lines tell more than the call of the user's own that led there: models, losses, trainers.
+# Libraries whose lines tell more than the user's call into them: models, losses, trainers.
 _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")
 _BOOTSTRAP = "/pyalloc/_bootstrap/"
-_OWN_CALL = re.compile(rf"{_BOOTSTRAP}|/torch/_ops\.py$")  # and torch's, between them
+_OWN_CALL = re.compile(rf"{_BOOTSTRAP}|/torch/_ops\.py$")  # and torch's, between pyalloc's frames
 _GRAPH = "<eval_with_key>"
 _ENGINE = "torch::autograd::Engine::"
 _AUTOGRAD: Frame = (f"{_ENGINE}thread_main", "", 0)
-# Torch's own functions: losses, softmax, distributions.  What they do inside is not the program's to write otherwise.
+# torch's own functions: losses, softmax, distributions.  The program cannot change what they do inside.
 _OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
 _BACKWARD = re.compile(r"/torch/autograd/(__init__|graph)\.py$")
 _PRODUCT = re.compile(
@@ -37,14 +37,14 @@ _PRODUCT = re.compile(
     r"|lstsq|cov\(|corrcoef",
     re.IGNORECASE,
 )
-_OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and subclasses of tensors
-# Torch's way to a kernel: in 2.14 bmm(), sum(), norm() and some others are looked at in Python first.
+_OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and tensor subclasses
+# torch's code on the way to a kernel: in 2.14, bmm(), sum(), norm() and some others pass through Python.
 _ROUTE = re.compile(r"/torch/(_ops\.py$|_native/)")
 _WORKSPACE = re.compile(
     r"at::cuda::(get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)|allocateCUDABlasWorkspace)\b"
 )
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
-_SPELLED = {  # classes that are not their file's name with a capital
+_SPELLED = {  # classes whose name is not that of their file, capitalized
     "_adafactor": "Adafactor",
     "_muon": "Muon",
     "adamw": "AdamW",
@@ -61,7 +61,7 @@ _NO_OPTIMIZER = ("optimizer", "lr_scheduler", "swa_utils", "_functional")
 
 @dataclass(frozen=True)
 class Place:
-    """A line of code.  function: qualified where the source is at hand."""
+    """A line of code.  function: qualified if the source can be read."""
 
     file: str
     line: int
@@ -72,16 +72,16 @@ class Place:
         return f"{short_file(self.file)}:{self.line} {self.function}"
 
 
-_named: dict[str, str] = {}  # files that a person knows by another name
+_named: dict[str, str] = {}  # files that people know by another name
 
 
 def name_files(names: dict[str, str]) -> None:
-    """From now on these files are called so: a notebook's cells have names made of a number of IPython's."""
+    """Sets the names by which files are shown from now on: IPython's own names for a notebook's cells say nothing."""
     _named.update(names)
 
 
 def short_file(file: str) -> str:
-    """The last two parts of a path; of what torch.compile wrote as much as tells it from others."""
+    """The last two parts of a path; of torch.compile's files, just enough to tell them apart."""
     return _named.get(file) or _short_file(file)
 
 
@@ -99,21 +99,21 @@ def is_foreign(file: str) -> bool:
 
 
 def is_cpp(file: str) -> bool:
-    """Is this code in C or C++, or that of the interpreter?"""
+    """Is this code in C or C++, or the interpreter's?"""
     return bool(_CPP.search(file))
 
 
 def _lines(file: str) -> list[str]:
-    """Of a source file.  Its name comes from a trace: a device or a pipe of that name is not to be read."""
+    """The lines of a source file.  Its name comes from a trace, so devices and pipes must not be opened."""
     is_source = file in linecache.cache or (file.endswith(".py") and os.path.isfile(file))
     return linecache.getlines(file) if is_source else []
 
 
 @functools.cache
 def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
-    """(first line, last line, qualified name) of each function of a file; nothing where it cannot be read."""
+    """(first line, last line, qualified name) of each function in a file; empty if it cannot be read."""
     found: list[tuple[int, int, str]] = []
-    # Not by recursion: a sum of a thousand terms is a thousand deep.
+    # No recursion: the tree of a sum with a thousand terms is a thousand levels deep.
     waiting: list[tuple[ast.AST, tuple[str, ...]]] = [(_tree(file), ())]
     while waiting:
         node, path = waiting.pop()
@@ -129,15 +129,15 @@ def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
 
 @functools.lru_cache(maxsize=8)
 def _tree(file: str) -> ast.Module:
-    """Empty where it cannot be read."""
+    """The file's syntax tree; empty if it cannot be read."""
     try:
         return ast.parse("".join(_lines(file)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last of what is too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply
         return ast.Module([], [])
 
 
 def statements_around(where: Place) -> list[ast.stmt]:
-    """Those without others inside, of the function that has the line, or of the module; in their order."""
+    """The simple statements of the innermost function around the line, or else of the module; in order."""
     around: ast.AST = _tree(where.file)
     inner: ast.AST | None = around
     while inner is not None:
@@ -165,12 +165,12 @@ def qualified(file: str, line: int, name: str) -> str:
 
 
 def _is_between(file: str) -> bool:
-    """May it be part of a call of pyalloc's own: that, torch's way to it, and what of C++ lies among these."""
+    """May it be part of a call into pyalloc: pyalloc's code, torch's way to it, or C++ among these?"""
     return bool(_OWN_CALL.search(file)) or is_cpp(file)
 
 
 def without_bootstrap(frames: list[Frame]) -> list[Frame]:
-    """Those of the program: a dry run has kernels in Python, also on autograd's threads, where nothing else is."""
+    """Leaves out pyalloc's own calls: a dry run's kernels are in Python, even on autograd's threads with no other."""
     kept: list[Frame] = []
     for _, group in itertools.groupby(frames, lambda frame: _is_between(frame[1])):
         calls = list(group)
@@ -181,13 +181,13 @@ def without_bootstrap(frames: list[Frame]) -> list[Frame]:
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:
-    """The innermost line of the user's own code; else of torch.compile's graph, or of Python; None without frames."""
+    """The innermost line of the user's code, else of torch.compile's graph, else of other Python; None without any."""
     for name, file, line in frames:
-        # "<string>" is code that libraries make, too; but its <module> is the program of `python -c`
+        # Libraries generate code named "<string>", too, but its <module> is the program of `python -c`.
         if not is_foreign(file) or (file, name) == ("<string>", "<module>"):
             return Place(file, line, qualified(file, line, name))
     for _, file, line in frames:
-        # Run as it is: autograd's threads do so, where nothing of the user's is.
+        # A graph that runs as Python: on autograd's threads, no frame is the user's.
         if file.startswith(_GRAPH):
             is_backward = any(n == "backward" and "/_aot_autograd/" in f for n, f, _ in frames)
             graph = f"torch.compile/graph{file.removeprefix(_GRAPH)}"
@@ -199,13 +199,13 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
 
 
 def nameless(frames: tuple[Frame, ...], phase: str) -> str:
-    """What is known where no line of Python is; phase: the one it was asked for in."""
+    """What is known about a request without a line of Python; phase: the one it was made in."""
     is_backward = phase == "backward" or is_autograd(frames)
     return "backward (no Python stack)" if is_backward else "(no stack)"
 
 
 def name(frames: tuple[Frame, ...], phase: str = "") -> str:
-    """The line of the user's code, or what is known where there is none."""
+    """The line of the user's code, else nameless()."""
     return str(place(frames) or nameless(frames, phase))
 
 
@@ -229,42 +229,42 @@ def optimizer(frames: tuple[Frame, ...]) -> str:
 
 
 def is_autograd(frames: tuple[Frame, ...]) -> bool:
-    """A thread of torch's autograd, in which no Python runs; known where C++ frames were recorded."""
+    """Is this on one of autograd's threads, which run no Python?  Known only if C++ frames were recorded."""
     return any(name.startswith(_ENGINE) for name, _, _ in frames)
 
 
 def is_backward(frames: tuple[Frame, ...]) -> bool:
-    """Is this autograd at work: a thread of its own, without a stack in Python, or what it prepares?"""
+    """Is this autograd at work: on a thread of its own, without a Python stack, or in what backward() prepares?"""
     return not frames or is_autograd(frames) or any(_BACKWARD.search(f) for _, f, _ in frames)
 
 
 def is_checkpoint(frames: tuple[Frame, ...]) -> bool:
-    """Does torch.utils.checkpoint run it?"""
+    """Does torch.utils.checkpoint run this?"""
     return any(file.endswith("/torch/utils/checkpoint.py") for _, file, _ in frames)
 
 
 def is_loaded(frames: tuple[Frame, ...]) -> bool:
-    """Does torch.load() bring it to the device?"""
+    """Does torch.load() bring this to the device?"""
     return any(name == "load" and f.endswith("/torch/serialization.py") for name, f, _ in frames)
 
 
 def is_cublas(frames: tuple[Frame, ...]) -> bool:
-    """Does torch make cuBLAS its workspace here?  Known where C++ frames were recorded."""
+    """Does torch allocate a workspace for cuBLAS here?  Known only if C++ frames were recorded."""
     return any(_WORKSPACE.match(name) for name, _, _ in frames)
 
 
 def is_compiled(frames: tuple[Frame, ...]) -> bool:
-    """Is it of what torch.compile wrote?"""
+    """Is this in code that torch.compile wrote?"""
     return any(re.search(_COMPILED, file) for _, file, _ in frames)
 
 
 def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:
-    """Does the innermost line call one, or a kernel for one in what torch.compile wrote?  None: that is not at hand."""
+    """Does the innermost line compute one, or torch.compile's code call a kernel for one?  None: that is unreadable."""
     for name, file, line in frames:
         if re.search(_COMPILED, file):
             text = text_of(Place(file, line, name))
             return "extern_kernels" in text if text else None
-    # A subclass of tensors (nested ones, DTensors) has the operator within its override, by no name of its own.
+    # A tensor subclass (nested tensors, DTensors) runs the operator in its override, whose caller alone names it.
     overrides = [i for i, (name, _, _) in enumerate(frames) if name in _OVERRIDES]
     return any(_is_product(frames[i:]) for i in (0, *(i + 1 for i in overrides[-1:])))
 
@@ -279,12 +279,12 @@ def _is_product(frames: tuple[Frame, ...]) -> bool:
 
 
 def is_torchs(frames: tuple[Frame, ...]) -> bool:
-    """Does one of torch's own functions in Python do it, and not the line that calls it?"""
+    """Is this made inside one of torch's own Python functions, not by the line that calls it?"""
     innermost = next((f for _, f, _ in frames if not is_cpp(f) and not _ROUTE.search(f)), "")
     return bool(_OF_TORCH.search(innermost))
 
 
 def text_of(where: Place) -> str:
-    """The source line, where it can be read."""
+    """The source line without indentation; "" if it cannot be read."""
     lines = _lines(where.file)
     return lines[where.line - 1].strip() if 0 < where.line <= len(lines) else ""
