@@ -1,6 +1,6 @@
-"""Traces in other programs' formats: torch's snapshot, Perfetto, TensorBoard, CSV, JSON, speedscope.
+"""Traces in the formats of other programs: torch's snapshot, Perfetto, TensorBoard, CSV, JSON, speedscope.
 
-Each writes to an open file as it reads: memory is bounded by what is alive, not by how long the trace is.
+Each converter writes while it reads: memory is bounded by what is alive, not by the length of the trace.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _GROWTHS = ("segment_alloc", "segment_map")
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 _EMPTYING_FIRST = ("free_completed", *_GIVEN_BACK)  # empty_cache() waits for other streams' work
 _ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
-_MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
+_MAX_TORCH_ENTRIES = 2_000_000  # viewers do not open larger pickles
 _CSV_FRAMES = 8
 _NO_POOL = (0, 0)
-_EMPTYING = -1  # number of a stack that no trace has, of what empty_cache() gave back: torch tells it by that alone
+_EMPTYING = -1  # a stack for what empty_cache() gave back: snapshots mark it by this alone
 _EMPTY_CACHE = {"name": "empty_cache", "filename": "/torch/cuda/memory.py", "line": 0}
 Progress = Callable[[int, int], object]
 Convert = Callable[[Path, Analysis, BinaryIO, Progress | None], None]
 
 
 def _frames(reader: _core.TraceReader, stack: int) -> list[dict[str, Any]]:
-    """As torch has them, innermost first."""
+    """A stack's frames as torch writes them, innermost first."""
     return [
         {"name": name, "filename": file, "line": line}
         for name, file, line in reading.frames(reader, stack)
@@ -60,7 +60,7 @@ def to_torch(
     """A snapshot pickle (protocol 4) for pytorch.org/memory_viz and torch.cuda._memory_viz."""
     n_devices = max((*analysis.totals["device_peak"], 0)) + 1
     skip = max(0, analysis.totals["n_events"] - _MAX_TORCH_ENTRIES)
-    # pyalloc's pages go from one pool to another
+    # On pyalloc, device memory moves from pool to pool.
     states = _states_at(file, skip, has_owners=analysis.notes.get("allocator") != "pyalloc")
     writer = SnapshotWriter(out)
     writer.begin()
@@ -71,7 +71,7 @@ def to_torch(
 
 
 def _ranges(analysis: Analysis) -> list[dict[str, Any]]:
-    """Phases, and steps as torch.profiler names them, as ranges of torch.profiler.record_function."""
+    """Phases, and steps named as by torch.profiler, as ranges of torch.profiler.record_function."""
     begins = [(f"ProfilerStep#{step[0]}", step[2]) for step in analysis.steps]
     ends = [time_ns for _, time_ns in begins[1:]] + [analysis.totals["last_ns"]]
     found = [(name, begin, end) for (name, begin), end in zip(begins, ends, strict=False)]
@@ -90,16 +90,16 @@ def _ranges(analysis: Analysis) -> list[dict[str, Any]]:
 
 @dataclass
 class _State:
-    """What is where on one device, as far as a trace was read.  Blocks by address."""
+    """What is where on one device, as far as the trace has been read.  Blocks by address."""
 
-    has_owners: bool  # segments are of one pool each
-    sizes: dict[int, int] = field(default_factory=dict)  # torch's frees have them, ours do not
-    pools: dict[int, Pool] = field(default_factory=dict)  # those in private ones
+    has_owners: bool  # each segment belongs to one pool
+    sizes: dict[int, int] = field(default_factory=dict)  # torch's frees tell them
+    pools: dict[int, Pool] = field(default_factory=dict)  # only of blocks in private pools
     owned: list[Range] = field(default_factory=list)  # segments of private pools
     routed: Pool = _NO_POOL  # where requests go now
 
     def follow(self, action: str, addr: int, size: int) -> tuple[int, Pool]:
-        """One event of it; its size and pool."""
+        """Applies one event; returns its size and pool."""
         if action == "alloc":
             self.sizes[addr] = size
             if self.routed != _NO_POOL:
@@ -117,7 +117,7 @@ class _State:
         return size, _NO_POOL
 
     def _cut(self, addr: int, size: int) -> Pool:
-        """Takes device memory out; the pool it was of."""
+        """Removes device memory from owned; returns the pool that it belonged to."""
         at = bisect_right(self.owned, addr, key=lambda piece: piece[0]) - 1
         is_owned = at >= 0 and addr < self.owned[at][1]
         pool = self.owned[at][4] if is_owned else _NO_POOL
@@ -125,14 +125,14 @@ class _State:
         return pool
 
     def own(self, addr: int, size: int, pool: Pool) -> None:
-        """That device memory is of the pool."""
+        """Device memory belongs to this pool from now on."""
         if pool != _NO_POOL and self.has_owners:
             cut(self.owned, addr, addr + size)
             insort(self.owned, (addr, addr + size, 0, False, pool))
 
 
 def _states_at(file: Path, event: int, *, has_owners: bool) -> dict[int, _State]:
-    """By device what was where then."""
+    """The state of each device before that event."""
     states: dict[int, _State] = defaultdict(lambda: _State(has_owners))
     if event == 0:
         return states
@@ -165,12 +165,12 @@ def _torch_entries(
     writer: SnapshotWriter,
     progress: Progress | None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens.
+    """Yields a device's entries, each with the number of its stack, without the first `skip` events.
 
-    Only the next request tells which pool device memory was taken for: entries wait for it.
+    Only the next request tells which pool device memory was taken for, so entries wait for it.
     """
     waiting: list[tuple[dict[str, Any], int]] = []
-    emptying: tuple[str, ...] = ()  # what is still empty_cache()'s
+    emptying: tuple[str, ...] = ()  # actions that still belong to an empty_cache()
     for _, piece, reader in reading.rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, number, _ in piece:
             action = NAMES.get(kind, "")
@@ -212,7 +212,7 @@ def _torch_entries(
 def _with_pools(
     entries: list[tuple[dict[str, Any], int]], state: _State
 ) -> list[tuple[dict[str, Any], int]]:
-    """These, now that the pool is known that device memory was taken for."""
+    """These entries, now that it is known which pool device memory was taken for."""
     for entry, _ in entries:
         if entry["action"] in _GROWTHS:
             entry["pool_id"] = state.routed
@@ -221,7 +221,7 @@ def _with_pools(
 
 
 def _segments(analysis: Analysis) -> list[dict[str, Any]]:
-    """Segments and blocks at the end.  A trace without device memory gets one segment for each block."""
+    """Segments and blocks at the end.  In a trace without segments, each block gets its own."""
     end = analysis.moments[max(analysis.moments)]
     waiting = set(end.pending)
     blocks = sorted((*end.blocks, *waiting), key=lambda b: (b.device, b.address))
@@ -280,7 +280,7 @@ def _piece(address: int, size: int, state: str, frames: list[dict[str, Any]]) ->
 
 
 def to_csv(file: Path, out: BinaryIO, progress: Progress | None = None) -> None:
-    """One line for each event; kind and text in words, frames of a stack joined."""
+    """One line for each event; kinds and texts in words, the frames of a stack joined."""
     stacks: dict[int, bytes] = {0: b""}
     texts: dict[int, bytes] = {0: b""}
     out.write(f"{','.join(('event', *reading.FIELDS))}\r\n".encode())
@@ -309,7 +309,7 @@ def _quoted(text: str) -> bytes:
 
 
 def _dump(value: Any, out: BinaryIO, **keywords: Any) -> None:
-    """JSON, piece by piece."""
+    """Writes JSON piece by piece."""
     for part in json.JSONEncoder(default=str, **keywords).iterencode(value):
         out.write(part.encode("utf-8"))
 
@@ -326,7 +326,7 @@ def to_json(
 def to_perfetto(
     file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
 ) -> None:
-    """Counters, the most of each bin, and phases in the trace event format that ui.perfetto.dev opens."""
+    """Phases, and counters with the most of each bin, in the trace event format that ui.perfetto.dev opens."""
     origin = analysis.totals["first_ns"]
     found: list[dict[str, Any]] = [
         {
@@ -416,7 +416,7 @@ def to_tensorboard(
 
 FORMATS: dict[
     str, tuple[str, Convert | None]
-] = {  # None: the events as they are, no analysis is made
+] = {  # None: converts the events themselves, without an analysis
     "torch": (".pickle", to_torch),
     "perfetto": (".perfetto.json", to_perfetto),
     "tensorboard": (".tfevents", to_tensorboard),

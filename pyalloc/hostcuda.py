@@ -1,4 +1,4 @@
-"""The host-memory CUDA runtime: where its libraries lie, and whether they fit a given PyTorch."""
+"""The host-memory CUDA runtime: where its libraries are, and whether they fit a given PyTorch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pyalloc import elf
 from pyalloc.errors import PyallocError
 
 LIBRARIES = Path(__file__).resolve().parent / "lib" / "hostcuda"
-CACHE = "pyalloc-dryrun"  # a folder in theirs
-# Names that the preloaded libraries are meant to answer; NVRTC stays the real one, which needs no device.
+CACHE = "pyalloc-dryrun"  # a folder in the caches of Triton and torch.compile
+# Names that the preloaded libraries must provide.  NVRTC stays the real one, which needs no device.
 _CUDA_NAME = re.compile(
     r"^(_*cuda[A-Z]|cu[A-Z]|nvml|cublas|cudnn|cusolver|cusparse|cufft|cupti|nccl)"
 )
-# Real libraries that work without a device, or that torch calls only when a program asks for files or symmetric memory.
+# Real libraries that work without a device, or that torch calls only if a program asks for files or symmetric memory.
 _NOT_OURS = re.compile(r"^(cuFile|cusparseLt)")
 
-# Without the working directory, which `python -c` looks into first: a json.py there is none of the program's business.
+# Leaves out the working directory, which `python -c` searches first: a json.py there must not be imported.
 _FIND_TORCH = """
 import sys
 sys.path = [entry for entry in sys.path if entry]
@@ -45,7 +45,7 @@ class HostCudaError(PyallocError):
 
 @dataclass(frozen=True)
 class Torch:
-    """A PyTorch found on disk, not imported."""
+    """A PyTorch found on disk, not imported.  imports: CUDA entry points that its libraries need."""
 
     folder: Path
     version: str
@@ -62,7 +62,7 @@ def find_torch(python: str) -> Torch:
     """The PyTorch that the interpreter `python` would import.
 
     Raises:
-        HostCudaError: there is none, or it was built without CUDA.
+        HostCudaError: there is none, it was built without CUDA, or `python` does not say where it is.
     """
     folder = _folder_of_torch(python)
     if not folder:
@@ -75,10 +75,10 @@ def find_torch(python: str) -> Torch:
 
 
 def _folder_of_torch(python: str) -> str:
-    """Empty: it has none.
+    """Where the torch of that Python is; "" if it has none.
 
     Raises:
-        HostCudaError: it does not tell.
+        HostCudaError: it does not say.
     """
     command = [python, "-c", _FIND_TORCH]
     try:
@@ -96,10 +96,10 @@ def _folder_of_torch(python: str) -> str:
 
 
 def _other_with_torch(python: str) -> str | None:
-    """The Python that runs pyalloc, or one of PATH: pyalloc may be in an environment of its own (pipx, uv tool)."""
+    """The Python that runs pyalloc, or one on PATH: pyalloc may be in an environment of its own (pipx, uv tool)."""
     for name in (sys.executable, "python", "python3"):
         other = shutil.which(name)
-        # By its path: Pythons of two environments may be links to one file.
+        # Compared by path: Pythons of two environments may be links to one file.
         if other is not None and os.path.abspath(other) != os.path.abspath(python):
             with contextlib.suppress(HostCudaError, OSError):
                 if _folder_of_torch(other):
@@ -132,10 +132,10 @@ def _describe(folder: Path) -> Torch:
 
 
 def preloads(major: int, *, zeros: bool = False) -> list[Path]:
-    """The libraries to preload, in order, for a PyTorch of that CUDA major.
+    """The libraries to preload, in order, for a PyTorch of that major version of CUDA.
 
     Raises:
-        HostCudaError: they were not built, or that major is not supported.
+        HostCudaError: they were not built, or that version is not supported.
     """
     names = ["libcuda.so.1", f"libcudart.so.{major}", "libnvidia-ml.so.1", "libpya_cudalibs.so"]
     if not (LIBRARIES / names[0]).exists():
@@ -158,10 +158,10 @@ def preloads(major: int, *, zeros: bool = False) -> list[Path]:
 
 
 def check_addresses() -> None:
-    """Of all devices: without them each request is out of memory.
+    """Checks that there are addresses for a device's memory; otherwise each request would run out of memory.
 
     Raises:
-        HostCudaError: this process, and so those it starts, may not have enough.
+        HostCudaError: this process, and so those that it starts, may not have enough.
     """
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY and most < _ADDRESSES:
@@ -176,7 +176,7 @@ def missing(torch: Torch) -> list[str]:
     provided: set[str] = set()
     for library in preloads(torch.cuda_major):
         symbols = elf.read(library)
-        # In the driver and the runtime a weak definition only says that it is not provided.
+        # In the driver and the runtime, a weak definition is a stub that reports that it is not provided.
         is_stub = library.name.startswith(("libcuda.", "libcudart."))
         provided |= symbols.defined - (symbols.weak if is_stub else frozenset())
     return sorted(name for name in torch.imports - provided if not _NOT_OURS.match(name))
@@ -185,21 +185,21 @@ def missing(torch: Torch) -> list[str]:
 def environment(
     env: dict[str, str], torch: Torch, *, zeros: bool = False, folder: Path | None = None
 ) -> dict[str, str]:
-    """A copy of env in which that PyTorch runs on host memory.
+    """A copy of env with which that PyTorch runs on host memory.
 
     Args:
         env: the environment.
         torch: which PyTorch.
-        zeros: what its allocators hand out begins with them.
-        folder: stays as long as the program runs; where the libraries lie in one whose name the loader would cut in
-            two, they are named by a link in this one.
+        zeros: make allocated memory start as zeros.
+        folder: exists as long as the program runs; gets a link to the libraries if the loader would cut their path in
+            two at a space.
 
     Raises:
-        HostCudaError: they were not built, or lie in such a folder and no link helps.
+        HostCudaError: the libraries were not built, or the loader would cut their path and no link helps.
     """
     libraries = LIBRARIES
     found = preloads(torch.cuda_major, zeros=zeros)
-    # PYTHONPATH, by which pyalloc comes into the program, has no way to name a folder with a colon.
+    # No link helps against a colon: PYTHONPATH, which brings pyalloc into the program, cannot name such a folder.
     if _is_cut(libraries) and ":" not in str(libraries) and folder and not _is_cut(folder):
         libraries = folder / "hostcuda"
         libraries.symlink_to(LIBRARIES)
@@ -219,7 +219,7 @@ def environment(
 
 
 def _caches(env: dict[str, str]) -> dict[str, str]:
-    """Folders for what Triton and torch.compile keep: the kernels that they tuned here are not to run on a card."""
+    """Separate caches for Triton and torch.compile: kernels that they tune here must not run on a card."""
     home = env.get("TRITON_HOME") or env.get("HOME") or os.path.expanduser("~")
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())

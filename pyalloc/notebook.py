@@ -1,7 +1,7 @@
-"""Notebooks and IPython: `%load_ext pyalloc`, then a cell that begins with `%%pyalloc` is recorded and reported on.
+"""Notebooks and IPython: after `%load_ext pyalloc`, a cell that begins with `%%pyalloc` is recorded and reported on.
 
-`%pyalloc` tells what is in use now and what of it IPython itself holds; `%pyalloc --free` lets go of that.  IPython is
-looked for only when it loads this.
+`%pyalloc` says what is in use now and how much of it IPython itself holds; `%pyalloc --free` releases that.  IPython is
+imported only when it loads this.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyalloc.errors import PyallocError
 
-if TYPE_CHECKING:  # `import pyalloc` has no need of these
+if TYPE_CHECKING:  # `import pyalloc` does not need these
     import argparse
     import tempfile
 
 _HEIGHT = 640  # pixels
 _MOMENTS = 24  # that the page's slider goes through
-_LEAST_HELD = 1 << 20  # what holds less is not told
+_LEAST_HELD = 1 << 20  # holding less is not reported
 _OUTPUTS = ("_", "__", "___")
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
 
@@ -35,7 +35,7 @@ def load_ipython_extension(shell: Any) -> None:
     from IPython.core.magic_arguments import MagicArgumentParser
 
     for kind, name, prepare, run in (
-        ("cell", "%pyalloc", _prepare_cell, _Cells(shell).run),  # its help has one more % before it
+        ("cell", "%pyalloc", _prepare_cell, _Cells(shell).run),  # help adds one more %
         ("line", "pyalloc", _prepare_line, _Line(shell).run),
     ):
         parser = MagicArgumentParser(name)
@@ -90,13 +90,13 @@ def _prepare_line(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class _Cells:
-    """The recorded cells of one IPython."""
+    """The recorded cells of one IPython shell."""
 
     shell: Any
-    folder: tempfile.TemporaryDirectory[str] | None = None  # goes when the kernel ends
+    folder: tempfile.TemporaryDirectory[str] | None = None  # removed when the kernel ends
 
     def run(self, args: argparse.Namespace, cell: str) -> Any:
-        """Records the CUDA memory of this cell and shows the report, also where the cell fails."""
+        """Records the CUDA memory of this cell and shows the report, also if the cell fails."""
         __tracebackhide__ = True
         from pyalloc import recording
 
@@ -132,9 +132,9 @@ class _Cells:
         return path
 
     def _compiled(self, cell: str) -> Iterable[CodeType]:
-        """Its statements, and its last expression, whose value is the cell's as without the magic."""
+        """The code of its statements, and of its last expression, whose value is the cell's, as without the magic."""
         shell = self.shell
-        # Lines are counted from the magic's on, as editors do.
+        # Line numbers include the line of the magic, as in editors.
         text = "\n" + shell.transform_cell(cell)
         name = shell.compile.cache(text, _number(shell), raw_code=cell)
         tree = shell.transform_ast(shell.compile.ast_parse(text, filename=name))
@@ -171,12 +171,12 @@ class _Cells:
 
 @dataclass
 class _Line:
-    """What one IPython holds."""
+    """What one IPython shell holds."""
 
     shell: Any
 
     def run(self, args: argparse.Namespace) -> None:
-        """Tells what CUDA memory is in use, and what of it IPython itself holds."""
+        """Says what CUDA memory is in use, and how much of it IPython itself holds."""
         from pyalloc import console, live
         from pyalloc.report.live import screen
         from pyalloc.report.text import wrapped
@@ -191,7 +191,7 @@ class _Line:
         print(console.printable("\n".join(lines)))
 
     def _free(self) -> None:
-        """What a restart of the kernel would free, of what no name of the program's holds."""
+        """Frees what a restart of the kernel would free and no name of the program holds."""
         self.shell.displayhook.flush()
         self.shell.last_execution_result = None  # its value, or its error
         self.shell.InteractiveTB.tb = None
@@ -204,32 +204,32 @@ class _Line:
 
 
 def _display(shown: dict[str, str]) -> None:
-    """What of it there is a place for: a terminal shows the text, a notebook the page."""
+    """Shows what there is room for: a terminal shows the text, a notebook the page."""
     from IPython.display import display
 
     display(shown, raw=True)
 
 
 def _refuse(why: str) -> NoReturn:
-    """As a line: IPython shows other errors with all of their calls."""
+    """Raises an error that IPython shows as one line; others are shown with all their calls."""
     from IPython.core.error import UsageError
 
     raise UsageError(why)
 
 
 def _number(shell: Any) -> int:
-    """Of the cell that runs; the count of executions is one more in newer versions."""
+    """The number of the running cell; IPython's execution_count is one more in newer versions."""
     return len(shell.user_ns["In"]) - 1
 
 
 def _names(shell: Any) -> dict[str, str]:
-    """What a person calls the cells, by the files that they are compiled as."""
+    """What people call the cells, by the names of the files that they are compiled as."""
     known: dict[str, int] = getattr(shell.compile, "_filename_map", {})  # for tracebacks
     return {name: f"In[{number}]" for name, number in known.items()}
 
 
 def _figures() -> tuple[int, int]:
-    """Of all devices: bytes in use, requests so far; 0 before CUDA is used."""
+    """Bytes in use and number of requests so far, on all devices; both 0 before CUDA is used."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0, 0
@@ -242,7 +242,7 @@ def _figures() -> tuple[int, int]:
 
 
 def _held(names: dict[str, Any]) -> list[str]:
-    """A sentence each: outputs that no other name holds, and the variables of what failed last."""
+    """A sentence each: about outputs that no other name holds, and about the variables of the last error."""
     from pyalloc.units import size
 
     own = {id(value) for name, value in names.items() if not name.startswith("_")}
@@ -263,7 +263,7 @@ def _held(names: dict[str, Any]) -> list[str]:
 
 
 def _variables_of_error(names: dict[str, Any]) -> Iterator[Any]:
-    """Of the error under way, or the last one; without the notebook's own."""
+    """Local variables of the error being handled, or of the last one, except the notebook's own."""
     trace = sys.exc_info()[2] or getattr(sys, "last_traceback", None)
     while trace is not None:
         if trace.tb_frame.f_locals is not names:
@@ -272,7 +272,7 @@ def _variables_of_error(names: dict[str, Any]) -> Iterator[Any]:
 
 
 def _bytes_of(values: Iterable[Any]) -> int:
-    """CUDA memory of tensors, also in lists, tuples and dicts; what is there twice counts once."""
+    """Bytes of CUDA tensors, also in lists, tuples and dicts; memory that several share counts once."""
     torch: Any = sys.modules.get("torch")
     sizes: dict[int, int] = {}
     for value in values if torch is not None else ():

@@ -1,6 +1,6 @@
 """Snapshots as torch pickles them: read without executing anything, and written piece by piece.
 
-Only plain containers, numbers and texts are read.
+Only plain containers, numbers and strings are read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MAX_BYTES = 8 * 2**30
 MAX_DEVICES = 64
 NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
 _MAX_QUOTED = 300
-_MOST_PER_BYTE = 100  # memory a byte of a pickle can fairly ask for: an empty dict takes 64
+_MOST_PER_BYTE = 100  # of memory that a byte of a pickle can fairly need: an empty dict takes 64
 _MOST_BESIDE = 2**30
 Progress = Callable[[int, int], object]
 _Checked = tuple[set[int], set[int]]
-# Of the limit, which the process has one of: who reads beside would find it lowered.
+# Guards the limit on address space.  The process has only one, and a second reader would find it lowered.
 _lock = threading.Lock()
 
 
 def _forget_in_child() -> None:
-    """In a forked child nobody holds it."""
+    """In a forked child, nobody holds the lock."""
     global _lock
     _lock = threading.Lock()
 
@@ -53,9 +53,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _Watched:
-    """A file of which is told how far it has been read.
+    """A file that reports how far it has been read.
 
-    The unpickler comes back to Python for it some thousand times, where Ctrl-C is let in: without, once all is read.
+    The unpickler calls it some thousand times.  Each call lets Ctrl-C in, which would otherwise wait until the end.
     """
 
     def __init__(self, file: io.BufferedReader, progress: Progress, n_bytes: int) -> None:
@@ -68,10 +68,11 @@ class _Watched:
 
 
 def load(path: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
-    """A snapshot as torch.cuda.memory._dump_snapshot() writes it.
+    """Loads a snapshot that torch.cuda.memory._dump_snapshot() wrote; progress: of bytes done and in total.
 
     Raises:
-        TraceError: the file is damaged, hostile, or no snapshot.
+        TraceError: the file is damaged, hostile, or not a snapshot.
+        OSError: the file cannot be read.
     """
     if path.stat().st_size > MAX_BYTES:
         raise TraceError(
@@ -86,7 +87,7 @@ def load(path: Path, progress: Progress = lambda done, total: None) -> dict[str,
 
 @contextlib.contextmanager
 def _bounded(n_bytes: int) -> Iterator[None]:
-    """No more address space than the pickle can fairly need: a few bytes can name a place in a table of gigabytes."""
+    """Limits address space to what the pickle can fairly need: a few bytes can name a place in a table of gigabytes."""
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -113,10 +114,10 @@ def _load(path: Path, file: _Watched | BinaryIO, n_bytes: int) -> Any:
 
 
 def check(path: Path | str, value: Any, n_bytes: int) -> dict[str, Any]:
-    """The value of so many bytes, if it has the shape of a snapshot; older ones are a bare list of segments.
+    """Returns the value of a pickle of n_bytes if it has the shape of a snapshot; older ones are a list of segments.
 
     Raises:
-        TraceError: it has not.
+        TraceError: it does not.
     """
     if isinstance(value, list):
         value = {"segments": value, "device_traces": []}
@@ -131,7 +132,7 @@ def check(path: Path | str, value: Any, n_bytes: int) -> dict[str, Any]:
 
 
 def _check_size(value: dict[str, Any], n_bytes: int) -> None:
-    """A pickle can name one list of blocks again and again, and would keep us busy for days."""
+    """Refuses a pickle that repeats one list of blocks again and again, and would keep us busy for days."""
     n = 0
     for parts in (
         *(_dict(segment)["blocks"] for segment in value["segments"]),
@@ -146,7 +147,7 @@ def _clip(error: Exception) -> str:
     try:
         text = repr(error)
     except (RecursionError, ValueError):
-        # What it quotes is nested too deeply, or a number too long.
+        # It quotes something that is nested too deeply, or a number with too many digits.
         text = type(error).__name__
     return text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "..."
 
@@ -157,7 +158,7 @@ def _check_parts(value: dict[str, Any]) -> None:
         raise TypeError("allocator_settings is not a dict")
     if len(_list(traces)) > MAX_DEVICES:
         raise ValueError(f"traces of more than {MAX_DEVICES} devices")
-    # Lists of frames, and frames: torch has one object for many of either.
+    # Ids of lists of frames, and of frames: in torch, many entries share one object.
     checked: _Checked = set(), set()
     for segment in value["segments"]:
         _check_segment(_dict(segment), checked)
@@ -235,37 +236,37 @@ def _check_frames(frames: Any, checked: _Checked) -> None:
         line = _dict(frame)["line"]
         if not isinstance(line, int):
             raise TypeError("a line that is not a number")
-        if not 0 <= line < 2**32:  # torch writes -1 without its sign where code has no line
+        if not 0 <= line < 2**32:  # torch writes -1 as unsigned if code has no line
             frame["line"] = 0
         if not isinstance(frame["name"], str) or not isinstance(frame["filename"], str):
             raise TypeError("a frame without name or file")
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """As load(), from memory."""
+    """Does what load() does, from memory."""
     return check("snapshot", _load(Path("snapshot"), io.BytesIO(data), len(data)), len(data))
 
 
 class SnapshotWriter:
-    """A snapshot's pickle (protocol 4), written as it goes: begin(), a trace() for each device, end().
+    """Writes a snapshot's pickle (protocol 4) piece by piece: begin(), a trace() for each device, end().
 
-    pickle itself would want the whole snapshot in memory first.  Texts and stacks are written once, where they are
-    first needed, and referred to after that.  memory_viz's page reads a few of pickle's instructions only; what is
-    used here is among them.
+    pickle itself needs the whole snapshot in memory first.  Strings and stacks are written once, where they are first
+    needed, and referred to after that.  memory_viz's page knows only a few of pickle's instructions; only those are
+    used here.
     """
 
     _BATCH = 1000  # items between two marks, as pickle writes them
 
     def __init__(self, out: BinaryIO) -> None:
         self.out = out
-        self.texts: dict[str, bytes] = {}  # how to refer to them
+        self.texts: dict[str, bytes] = {}  # the instruction that refers to each
         self.pairs: dict[tuple[int, int], bytes] = {}
         self.stacks: dict[int, bytes] = {}
-        self.defined: dict[int, list[dict[str, Any]]] = {}  # not needed so far
+        self.defined: dict[int, list[dict[str, Any]]] = {}  # not written yet
         self.n_kept = 0
 
     def _keep(self) -> bytes:
-        """Gives the value just written a number; returns how to refer to it."""
+        """Gives the value just written a number; returns the instruction that refers to it."""
         number = struct.pack("<I", self.n_kept)
         self.n_kept += 1
         self.out.write(pickle.MEMOIZE)
@@ -281,7 +282,7 @@ class SnapshotWriter:
         self.texts[text] = self._keep()
 
     def _add(self, parts: list[bytes], table: dict[Any, bytes], key: Any, value: Any) -> None:
-        """A value of `table`, referred to; a new one is written here, behind the parts so far, which are gone then."""
+        """Appends a reference to a value of `table`; writes and clears the parts, then the value, if it is new."""
         known = table.get(key)
         if known is not None:
             parts.append(known)
@@ -293,7 +294,7 @@ class SnapshotWriter:
             table[key] = self._keep()
 
     def _add_item(self, parts: list[bytes], value: Any) -> None:
-        """A text, two numbers or one."""
+        """A string, a number or a pair of numbers."""
         if isinstance(value, int):
             parts.append(self._number(value))
         else:
@@ -307,7 +308,7 @@ class SnapshotWriter:
         return pickle.LONG1 + bytes((len(data),)) + data
 
     def _value(self, value: Any) -> None:
-        """Anything a snapshot holds."""
+        """Anything that a snapshot holds."""
         if isinstance(value, bool):
             self.out.write(pickle.NEWTRUE if value else pickle.NEWFALSE)
         elif isinstance(value, int):
@@ -338,21 +339,21 @@ class SnapshotWriter:
         self.out.write(pickle.APPENDS)
 
     def begin(self) -> None:
-        """Up to where the traces begin."""
+        """Writes everything before the traces."""
         self.out.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK)
         self._text("device_traces")
         self.out.write(pickle.EMPTY_LIST + pickle.MARK)
 
     def knows(self, stack: int) -> bool:
-        """Was it defined already?"""
+        """Is this stack defined?"""
         return stack in self.stacks or stack in self.defined
 
     def define(self, stack: int, frames: list[dict[str, Any]]) -> None:
-        """A stack for the entries that come, which the first of them is written with; innermost frame first."""
+        """Defines a stack, innermost frame first, for entries to come; the first one that has it writes it."""
         self.defined[stack] = frames
 
     def trace(self, entries: Iterable[tuple[dict[str, Any], int]]) -> None:
-        """One device's entries, of numbers, pairs of them and texts; each with the number of a stack known by then."""
+        """Writes one device's entries of numbers, pairs and strings, each with the number of a defined stack."""
 
         def write(row: tuple[dict[str, Any], int]) -> None:
             entry, stack = row
@@ -372,7 +373,7 @@ class SnapshotWriter:
         self._list(entries, write)
 
     def end(self, rest: dict[str, Any]) -> None:
-        """What else there is; the pickle is whole then."""
+        """Writes the rest of the snapshot, which completes the pickle."""
         self.out.write(pickle.APPENDS)
         for key, value in rest.items():
             self._text(key)

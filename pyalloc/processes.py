@@ -1,4 +1,4 @@
-"""What /proc tells of a running process, for `pyalloc attach`: whose it is, and whether there is torch in it."""
+"""What /proc tells about a running process, for `pyalloc attach`: whose it is, and whether it has torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH = 50  # of a command line
 _ENDING_S = 1.0  # for a process that is about to end
 _LOOK_S = 0.01
 _OTHERS = "process {} belongs to another user"
-# By processor: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
+# By processor: system calls that wait for input or for a time.  Python releases its lock before it makes them.
 _WAITS = {
     "x86_64": {
         0: "read", 7: "poll", 23: "select", 35: "nanosleep", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4",
@@ -44,7 +44,7 @@ FUTEX = _FUTEX.get(platform.machine())
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this user's that can be looked into."""
+    """A process of this user that can be looked into."""
 
     pid: int
     command: str
@@ -62,14 +62,14 @@ class Process:
 
     @property
     def version(self) -> tuple[int, int] | None:
-        """Of its Python, as far as names of files tell."""
+        """The version of its Python, if file names tell it."""
         found = [_PYTHON.search(os.path.basename(file)) for file in sorted(self.files)]
         named = [each for each in found if each is not None]
         return (int(named[0][1]), int(named[0][2])) if named else None
 
     @property
     def is_python(self) -> bool:
-        """Does the program, or libpython in it, have what a debugger can call?"""
+        """Does the program, or its libpython, export what a debugger can call?"""
         libraries = [Path(file) for file in sorted(self.files) if "libpython" in file]
         return any(map(_offers, [_PROC / str(self.pid) / "exe", *libraries]))
 
@@ -82,10 +82,10 @@ def _offers(file: Path) -> bool:
 
 
 def find(pid: int) -> Process:
-    """What is known of it.
+    """What is known about a process.
 
     Raises:
-        UsageError: there is none, or none that can be attached to, and why.
+        UsageError: there is no such process, or none that can be attached to; says why.
     """
     status = _status(pid)
     leader = int(status["Tgid"])
@@ -109,17 +109,17 @@ def _status(pid: int) -> dict[str, str]:
         text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise UsageError(_absent(pid)) from None
-    except PermissionError:  # /proc may be mounted so (hidepid=1)
+    except PermissionError:  # /proc may be mounted with hidepid=1
         raise UsageError(_OTHERS.format(pid)) from None
     return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
 
 
 def _absent(pid: int) -> str:
-    """What to say of a process that /proc does not have."""
+    """What to say about a process that /proc does not have."""
     if not (_PROC / "self").exists():
         return f"cannot look up process {pid}, because /proc is not mounted here"
     try:
-        os.kill(pid, 0)  # asks only
+        os.kill(pid, 0)  # sends nothing
     except PermissionError:  # mounted with hidepid=2
         return _OTHERS.format(pid)
     except (OSError, OverflowError):
@@ -128,7 +128,7 @@ def _absent(pid: int) -> str:
 
 
 def tracer(pid: int) -> int:
-    """The debugger that has it, or 0."""
+    """The process number of its debugger, or 0."""
     return int(_status(pid)["TracerPid"])
 
 
@@ -141,9 +141,9 @@ def is_there(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Has it, or does it in this moment?  To be asked where its end would explain what went wrong.
+    """Has it ended, or does it end within a second?  Ask this where its end would explain an error.
 
-    What it had open is closed before it counts as ended.
+    A process closes its files before it counts as ended.
     """
     end = time.monotonic() + _ENDING_S
     while is_there(pid):
@@ -154,7 +154,7 @@ def has_ended(pid: int) -> bool:
 
 
 def check_owner(pid: int) -> None:
-    """Raises UsageError where there is no such process any more, or it is another user's."""
+    """Raises UsageError if the process is gone, or belongs to another user."""
     status = _status(pid)
     _check_there(pid, status)
     _check_user(pid, status)
@@ -177,7 +177,7 @@ def _check_user(pid: int, status: dict[str, str], why: str = "") -> None:
 
 
 def variables(pid: int) -> dict[str, str]:
-    """The environment that it was started with; empty where it cannot be seen."""
+    """The environment that it was started with; empty if it cannot be read."""
     try:
         words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -188,7 +188,7 @@ def variables(pid: int) -> dict[str, str]:
 
 def _check_place(pid: int) -> None:
     for space in ("mnt", "pid"):
-        with contextlib.suppress(OSError):  # not to be seen: gdb will not be let in either
+        with contextlib.suppress(OSError):  # unreadable: gdb will not get in either
             if not (_PROC / str(pid) / "ns" / space).samefile(_PROC / "self" / "ns" / space):
                 raise UsageError(
                     f"process {pid} runs in another container, which has its own files; run pyalloc attach inside "
@@ -197,7 +197,7 @@ def _check_place(pid: int) -> None:
 
 
 def command(pid: int) -> str:
-    """Its command line, short, for a person."""
+    """Its command line, shortened, for people."""
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -217,7 +217,7 @@ def _files(pid: int) -> frozenset[str]:
 
 
 def check_python(process: Process) -> None:
-    """Raises UsageError where it is no Python with torch that pyalloc can be loaded into."""
+    """Raises UsageError if it is not a Python process with torch that pyalloc can be loaded into."""
     pid, version = process.pid, process.version
     if not process.is_python:
         raise UsageError(
@@ -238,13 +238,13 @@ def _instead(pid: int) -> str:
 
 
 def below(pid: int) -> str:
-    """The processes that it started and that have torch, as commands, for who meant one of them; empty: none."""
+    """Commands that attach to its descendants with torch, one of which may be meant; empty if there are none."""
     found = with_torch_below(pid)
     return "".join(f"\n  pyalloc attach {each.pid}   # {each.command}" for each in found)
 
 
 def with_torch_below(pid: int) -> list[Process]:
-    """Processes it started, and these in turn, that have torch."""
+    """Its descendants that have torch."""
     children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdigit():
@@ -263,7 +263,7 @@ def with_torch_below(pid: int) -> list[Process]:
 
 
 def doing(pid: int) -> tuple[int, str]:
-    """The system call its main thread is in, -1: none; and what that is in words."""
+    """The number of the system call that its main thread waits in, -1 if it does not wait; and that in words."""
     try:
         text = (_PROC / str(pid) / "task" / str(pid) / "syscall").read_text().split()[0]
         number = int(text) if text.lstrip("-").isdigit() else -1

@@ -1,12 +1,12 @@
 """pytest: limits on a test's GPU memory and on what it leaves behind, and a table of the tests that use most.
 
-@pytest.mark.limit_gpu_memory("2 GB")     fails when the test's peak is above, on any device
-@pytest.mark.limit_gpu_leaks("1 MB")      fails when more stays in use; warmups=1: runs it so often before, for caches
-pytest --fail-on-leak                     the same of all tests, 1 MiB
-pytest --gpu-memory=10                    a table of the ten that take most; 0: of all
-pytest --gpu-memory-record=FOLDER         a recording of each, and in what fails the lines that hold the memory
+@pytest.mark.limit_gpu_memory("2 GB")     fails if the test's peak is higher, on any device
+@pytest.mark.limit_gpu_leaks("1 MB")      fails if more stays in use; warmups=N: runs it N times before, for caches
+pytest --fail-on-leak                     the same for all tests, with 1 MiB
+pytest --gpu-memory=10                    a table of the ten that use most; 0: of all
+pytest --gpu-memory-record=FOLDER         a recording of each; failures name the lines that hold the memory
 
-All see what the test adds to what was in use before it.  Without CUDA they do nothing.
+All measure what the test adds to what was in use before it.  Without CUDA they do nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _in_use(torch: Any) -> list[int]:
 
 
 def _size_of(item: pytest.Item, name: str) -> int | None:
-    """What a mark limits to; None without it."""
+    """The size in bytes that a mark sets as the limit; None without the mark."""
     from pyalloc.errors import UsageError
     from pyalloc.units import parse_bytes
 
@@ -118,7 +118,7 @@ def _warmups(item: pytest.Item) -> int:
 
 @dataclass
 class _Measured:
-    """One test, from before it to after it.  limit: of its peak; leaks: of what it leaves, by the name of who asks."""
+    """One test.  limit: for its peak, in bytes; leaks: for what it leaves, set by who_leaks, a mark or an option."""
 
     item: pytest.Item
     limit: int | None
@@ -129,7 +129,7 @@ class _Measured:
 
     @classmethod
     def of(cls, item: pytest.Item) -> _Measured | None:
-        """None: nobody wants to know."""
+        """None if nobody asked to measure it."""
         limit, leaks = _size_of(item, "limit_gpu_memory"), _size_of(item, "limit_gpu_leaks")
         option, who = item.config.getoption, "limit_gpu_leaks"
         if leaks is None and option("--fail-on-leak"):
@@ -143,24 +143,24 @@ class _Measured:
         return measured
 
     def begin(self) -> None:
-        """What is in use now is not the test's."""
+        """Notes what is in use now, which is not the test's."""
         torch = _torch()
         if torch is None:
             return
         for name in _LAST_ERROR:
-            # pytest forgets what failed before it runs the next test, whose memory would be that much less.
+            # pytest forgets the last failure only inside the next test, which would then seem to use less.
             if hasattr(sys, name):
                 delattr(sys, name)
         gc.collect()
         self.before = _in_use(torch)
-        # Where CUDA is not up yet, peaks begin with the test anyway.
+        # If CUDA is not initialized yet, peaks start with the test anyway.
         for index in range(len(self.before) if torch.cuda.is_initialized() else 0):
             torch.cuda.reset_peak_memory_stats(index)
         if self.recording is not None:
             self.recording.begin(torch)
 
     def end(self, *, has_passed: bool) -> None:
-        """Puts down what the test took.
+        """Notes what the test used.
 
         Raises:
             pytest.fail.Exception: that was too much.
@@ -175,7 +175,7 @@ class _Measured:
         ]
         most = max(range(len(taken)), key=taken.__getitem__)
         left = [0] * len(taken)
-        if has_passed:  # else the error holds what the test had
+        if has_passed:  # else the error still holds the test's tensors
             left = _left(torch, before, _LEAK_BYTES - 1 if self.leaks is None else self.leaks)
         if self.recording is not None:
             self.recording.end()
@@ -210,16 +210,16 @@ class _Measured:
 
 @dataclass
 class _Recording:
-    """That of one test, where it uses CUDA; without phases, for the hooks that mark them may warn."""
+    """The recording of one test that uses CUDA; without phases, because the hooks that mark them may warn."""
 
     item: pytest.Item
     folder: Path
     recorder: Any = None
     is_over: bool = False
-    n_made: int = 0  # requests of the process before
+    n_made: int = 0  # requests of the process before the test
 
     def begin(self, torch: Any) -> None:
-        """Now, or when the test starts CUDA."""
+        """Starts to record now, or when the test starts CUDA."""
         torch.cuda._lazy_call(self._begin)
 
     def _begin(self) -> None:
@@ -236,7 +236,7 @@ class _Recording:
             self.item.add_report_section("call", "pyalloc", f"not recorded: {error}")
 
     def _path(self) -> Path:
-        """Named for the test; names that come out alike are numbered."""
+        """Named after the test; equal names are numbered."""
         names = self.item.config.stash.setdefault(_NAMES, set())
         name = full = re.sub(r"\W+", "-", self.item.nodeid).strip("-")[:_LONGEST_NAME]
         number = 1
@@ -247,7 +247,7 @@ class _Recording:
         return self.folder / f"{name}.pya"
 
     def end(self) -> None:
-        """The file is there, if the test took any memory."""
+        """Ends the recording; the file stays only if the test requested memory."""
         self.is_over = True
         if self.recorder is not None:
             self.recorder.stop()
@@ -256,7 +256,7 @@ class _Recording:
                 self.recorder = None
 
     def lines(self, *, at_end: bool) -> str:
-        """Who holds most, at the peak or of what is left, for the message of a failure."""
+        """Which lines hold most, at the peak or of what is left, for a failure's message."""
         from pyalloc import console, trace
         from pyalloc.report import text
 
@@ -274,7 +274,7 @@ class _Recording:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Measures around the test."""
+    """Measures the test."""
     measured = _Measured.of(item)
     if measured is None:
         yield
@@ -290,7 +290,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The table; of tests in other processes (pytest-xdist) too, whose reports come here."""
+    """Prints the table; reports of tests in other processes (pytest-xdist) arrive here, too."""
     n = config.getoption("--gpu-memory")
     if n is None:
         return
@@ -315,7 +315,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _above(n_bytes: int, limit: int, where: str = "") -> str:
-    """Both, told apart."""
+    """Both sizes, to the byte if they would read the same."""
     told = size(n_bytes), size(limit)
     if told[0] == told[1]:
         told = f"{n_bytes:,} bytes", f"{limit:,}"
@@ -327,18 +327,18 @@ def _mib(n_bytes: int) -> str:
 
 
 def _made() -> int:
-    """Requests so far, of all devices."""
+    """Number of requests so far, on all devices."""
     from pyalloc.eventsources import made
 
     return made()[0]
 
 
 def _left(torch: Any, before: list[int], most: int) -> list[int]:
-    """What of each device is in use beyond that, without what torch would free if it is more than that."""
+    """Bytes in use on each device beyond `before`; if more than `most`, without cuBLAS workspaces."""
     gc.collect()
     left = [end - start for start, end in zip(before, _in_use(torch), strict=True)]
     if max(left) > most:
-        # torch makes cuBLAS a workspace at the first matrix product and keeps it for the next: 8 MiB or 32.
+        # torch allocates a workspace of 8 or 32 MiB for cuBLAS at the first matrix product, and keeps it.
         torch._C._cuda_clearCublasWorkspaces()
         left = [end - start for start, end in zip(before, _in_use(torch), strict=True)]
     return left

@@ -1,7 +1,7 @@
-"""torch's one history, shared: the program starts, stops, clears and reads it while a recording of torch's own has it.
+"""torch's one history, shared: the program starts, stops, clears and reads it while a recording uses it.
 
-torch's functions are answered here as they are on pyalloc (hooks.py).  The history itself stays on for the recording;
-what the program would have of it is kept beside, as each move to the file passes by.
+torch's functions are replaced here, as hooks.py does on pyalloc.  The history itself stays on for the recording; the
+program's part of it is kept aside whenever entries are moved to the recording's file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _RECORD, _LEGACY = "_cuda_record_memory_history", "_cuda_record_memory_history_l
 _SNAPSHOT, _ENABLED = "_cuda_memorySnapshot", "_cuda_isHistoryEnabled"
 _MOST_UNKNOWN = 1_000_000  # entries of a history whose max_entries nobody heard
 _N_ARGUMENTS = 10  # of Asked; newer versions may have more
-_CONTEXTS = (None, "state", "alloc", "all")  # each has what those before it have
+_CONTEXTS = (None, "state", "alloc", "all")  # each includes those before it
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the program wants its history to be."""
+    """How the program wants its history: the arguments of torch's call, in order."""
 
     enabled: str | None = "all"
     context: str | None = "all"
@@ -44,7 +44,7 @@ class Asked:
 
     @property
     def is_known(self) -> bool:
-        """Does torch take it?  If not it has to say so itself."""
+        """Does torch accept these arguments?  If not, torch itself must raise the error."""
         return (
             self.enabled in (None, "state", "all")
             and self.context in _CONTEXTS
@@ -57,11 +57,11 @@ class Asked:
 
     @property
     def has_frames(self) -> bool:
-        """Do its entries tell who asked?"""
+        """Do its entries have stacks?"""
         return self.context in ("alloc", "all")
 
     def most(self) -> int:
-        """Entries it keeps, the latest ones."""
+        """How many entries it keeps, the latest ones."""
         return self.max_entries if self.enabled == "all" else 1
 
 
@@ -73,7 +73,7 @@ def _of_legacy(
     has_cpp: bool = False,
     *newer: Any,
 ) -> Asked:
-    """What the older form of the same call asks for."""
+    """The same from the arguments of the call's older form."""
     context = "alloc" if of_allocations else "state"
     return Asked(
         "all" if enabled else None,
@@ -88,8 +88,8 @@ def _of_legacy(
 class _Shared:
     """The program's part of the history.
 
-    move: of the recording: what happened goes to the file and to keep(); None while there is none.
-    switch: of the recording: torch's history is on as both want it, and keeps what it has.
+    move: the recording's function that moves entries to its file and to keep(); None without a recording.
+    switch: the recording's function that switches torch's history on as both want it, and keeps its entries.
     """
 
     replaced: Replacements = field(default_factory=Replacements)
@@ -106,13 +106,13 @@ class _Shared:
     )  # what replaced torch's functions
 
     def forget(self) -> None:
-        """As torch does where its history is stopped or cleared."""
+        """Drops all entries, as torch does when its history is stopped or cleared."""
         self.traces.clear()
         self.host.clear()
         self.annotations.clear()
 
     def note(self, asked: Asked) -> None:
-        """The program asked for that, and torch took it."""
+        """The program asked for this, and torch accepted it."""
         is_off = asked.enabled is None
         if is_off or asked.clear_history:
             self.forget()
@@ -131,7 +131,7 @@ _shared = _Shared()
 
 
 def _forget_in_child() -> None:
-    """A forked child has none of the threads that held the lock, or were at calls of their own."""
+    """A forked child does not have the threads that held the lock or were inside ours()."""
     _shared.lock = threading.RLock()
     _shared.ours &= {threading.get_ident()}
 
@@ -141,7 +141,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Calls that this thread makes meanwhile are not the program's: torch itself answers them."""
+    """Inside the block, this thread's calls are not the program's: torch itself answers them."""
     me = threading.get_ident()
     if me in _shared.ours:
         yield
@@ -154,7 +154,7 @@ def ours() -> Iterator[None]:
 
 
 def listen(torch: Any) -> None:
-    """From now on what the program asks is known, be it before a recording or while one runs."""
+    """Replaces torch's functions, to know what the program asks for, before a recording and during one."""
     done = _shared.replaced
     if done.originals:
         return
@@ -175,7 +175,7 @@ def _bound(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable
 
 
 def begin(torch: Any, lock: Any, move: Callable[[], None], switch: Callable[[], None]) -> None:
-    """A recording has the history; it is under this lock."""
+    """A recording uses the history from now on, under its own lock."""
     listen(torch)
     if _shared.asked is None and torch._C._cuda_isHistoryEnabled():
         _shared.asked = Asked(max_entries=_MOST_UNKNOWN)
@@ -183,7 +183,7 @@ def begin(torch: Any, lock: Any, move: Callable[[], None], switch: Callable[[], 
 
 
 def keep(traces: list[list[Entry]], host: list[Entry], annotations: list[Entry]) -> None:
-    """The program's part of what is moved; these are new."""
+    """Keeps the program's part of the new entries that are being moved to the file."""
     asked = _shared.asked
     if asked is None:
         return
@@ -201,12 +201,12 @@ def keep(traces: list[list[Entry]], host: list[Entry], annotations: list[Entry])
 
 
 def wanted(stacks: str) -> dict[str, Any]:
-    """Torch's arguments that suit the program and a recording with those stacks: python, all or none."""
+    """Arguments of torch's call that suit the program and a recording with these stacks: python, all or none."""
     context = None if stacks == "none" else "alloc"
     asked = _shared.asked
     if asked is None:
         return {"context": context, "stacks": "all" if stacks == "all" else "python"}
-    # C++ frames take long each time that some of the history is moved: where a recording has stacks, they are its own.
+    # C++ frames make each move of the history slow: if the recording has stacks, it decides which.
     frames = asked.stacks if context is None else stacks
     return {
         "context": max(context, asked.context, key=_CONTEXTS.index),
@@ -218,7 +218,7 @@ def wanted(stacks: str) -> dict[str, Any]:
 
 
 def is_on() -> bool:
-    """Is torch's history on, whatever the program sees?"""
+    """Is torch's history on, whatever the program is told?"""
     import torch
 
     with ours():
@@ -226,16 +226,16 @@ def is_on() -> bool:
 
 
 def leave() -> None:
-    """The recording is over, or lives in the parent process; its lock is its own."""
+    """The recording is over, or goes on in the parent process; the program's part gets a new lock."""
     _shared.move = _shared.switch = None
     _shared.lock = threading.RLock()
 
 
 def hand_back(torch: Any) -> None:
-    """After leave(): torch's history is as the program wants it, and goes on after what was kept for it."""
+    """After leave(): sets torch's history as the program wants it; it continues the entries kept here."""
     asked = _shared.asked
     with ours():
-        # torch complains where the program switched it off itself.
+        # torch complains if the program has already switched it off.
         if torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(enabled=None)
         if asked is not None:
@@ -243,13 +243,13 @@ def hand_back(torch: Any) -> None:
             return
     _shared.forget()
     on_top = [getattr(owner, name) for owner, name, _ in _shared.replaced.originals]
-    if all(answer in _shared.answers for answer in on_top):  # another allocator's may be
+    if all(answer in _shared.answers for answer in on_top):  # else another allocator replaced them
         _shared.replaced.undo()
         _shared.answers.clear()
 
 
 def switch_on(torch: Any, keywords: dict[str, Any], *, clear: bool = False) -> None:
-    """Torch's history is on, with those of the arguments that this version has."""
+    """Switches torch's history on, with the arguments that this version of torch has; clear: drops its entries."""
     function: Any = torch.cuda.memory._record_memory_history
     known = inspect.signature(inspect.unwrap(function)).parameters
     with ours():
@@ -281,7 +281,7 @@ def _ask(original: Callable[..., Any], given: tuple[Any, ...], asked: Asked) -> 
         original(*given)
         return
     with _shared.lock:
-        if _shared.move is not None:  # what was until now is for the program as it had asked before
+        if _shared.move is not None:  # what happened so far is kept as the program asked before
             _shared.move()
         switch = _shared.switch
         if switch is None:
@@ -299,7 +299,7 @@ def _ask(original: Callable[..., Any], given: tuple[Any, ...], asked: Asked) -> 
 
 
 def _snapshot(original: Callable[..., Any], *given: Any) -> dict[str, Any]:
-    """Torch's own, with the program's part of the history; given: all, or (pool id[, include_traces])."""
+    """A snapshot with the program's part of the history.  given: nothing, or one tuple (*pool id[, include_traces])."""
     pool = given[0] if given else None
     has_traces = pool is None or len(pool) < 3 or bool(pool[2])
     is_past = threading.get_ident() in _shared.ours
@@ -310,7 +310,7 @@ def _snapshot(original: Callable[..., Any], *given: Any) -> dict[str, Any]:
             _shared.move()
         result: dict[str, Any] = original(*given)
         told = result["device_traces"]
-        if _shared.move is not None:  # what other threads did since is for the next move
+        if _shared.move is not None:  # what other threads did since comes with the next move
             told = [[] for _ in told]
             result |= {name: [] for name in history.OTHER_TRACES if name in result}
         kept = [*map(list, _shared.traces), *([] for _ in told[len(_shared.traces) :])]

@@ -1,4 +1,4 @@
-"""Many replays (trace, policy, limit) on all cores, or on a Dask cluster that is there already."""
+"""Many replays (trace, policy, limit) on all cores, or on an existing Dask cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyalloc.errors import TraceError, UsageError
 
 @dataclass(frozen=True)
 class Point:
-    """One replay.  limit: bytes of each device, 0: ample."""
+    """One replay.  limit: bytes of each device, 0: ample; conf: pyalloc's settings."""
 
     path: str
     policy: str
@@ -29,7 +29,7 @@ class Point:
 def points(
     paths: Iterable[Path], policies: Iterable[str], limits: Iterable[int], confs: Iterable[str]
 ) -> list[Point]:
-    """All combinations; settings vary pyalloc only."""
+    """All combinations; settings apply to pyalloc only."""
     found = []
     for path, policy, limit in itertools.product(paths, policies, limits):
         own = confs if policy == "pyalloc" else [""]
@@ -38,7 +38,7 @@ def points(
 
 
 def run_point(point: Point) -> dict[str, Any]:
-    """One replay, in whatever process this is.  Where a trace cannot be replayed, "error" says why: others can."""
+    """Runs one replay, in whatever process this is.  If it fails, "error" says why, and the others can go on."""
     from pyalloc import caveats, trace
 
     try:
@@ -56,7 +56,7 @@ def run_point(point: Point) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """A worker of a process that was killed would wait for work for ever."""
+    """Ends a worker whose parent was killed; otherwise it would wait for work for ever."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -76,7 +76,7 @@ def on_cores(
         UsageError: a worker was killed.
     """
     results: dict[Point, dict[str, Any]] = {}
-    # Of more the rest would be begun for nothing.
+    # More workers than points would be started for nothing.
     n_workers = min(workers or len(os.sched_getaffinity(0)), max(len(todo), 1))
     pool = ProcessPoolExecutor(n_workers, initializer=_end_with_parent)
     try:
@@ -89,7 +89,7 @@ def on_cores(
             "a worker was killed, most likely because the machine ran out of memory; use fewer --workers than "
             f"{n_workers}"
         ) from None
-    finally:  # of what is left after an error; once, for what comes later takes back what was said
+    finally:  # cancels what an error left; not by `with`, whose own shutdown() would take that back
         pool.shutdown(cancel_futures=True)
     return (results[point] for point in todo)
 
@@ -97,7 +97,7 @@ def on_cores(
 def on_dask(
     todo: list[Point], address: str, progress: Callable[[int, int], object]
 ) -> Iterator[dict[str, Any]]:
-    """As on_cores(), on the cluster whose scheduler is at the address; it must see the same files.
+    """Does what on_cores() does on the cluster of the scheduler at this address, which must see the same files.
 
     Raises:
         UsageError: dask.distributed is not installed, or no scheduler answers.
