@@ -7,13 +7,13 @@ const add = (parent, tag, text, name) => { const e = document.createElement(tag)
 const coded = (parent, text) => text.split("`").forEach((part, i) => { if (part) add(parent, i % 2 ? "code" : "span", part); });
 const PALETTE = ["#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#84cc16", "#ec4899", "#a16207", "#64748b", "#0f766e"];
 const KNOWN = { activations: 2, "backward temporaries": 3, buffers: 8, "freed, other streams work on it": 10, gradients: 0, "idle in private pools": 7, "optimizer state": 5, parameters: 4, temporaries: 1, workspace: 9 };
-const ALARM = PALETTE[3], PHASE_COLORS = PALETTE.slice(1).filter(c => c !== ALARM); // the peak and out of memory have it to themselves
+const ALARM = PALETTE[3], PHASE_COLORS = PALETTE.slice(1).filter(c => c !== ALARM); // reserved for the peak and for out of memory
 const color = i => i === 0 ? css("--idle") : PALETTE[KNOWN[D.names[i]] ?? (i % 2 ? 6 : 7)];
 const tip = $("tip");
 function showTip(event, text) {
   tip.style.display = text ? "block" : "none";
   tip.textContent = text;
-  tip.style.left = "0px"; // as wide as it likes to be
+  tip.style.left = "0px"; // or its place would limit its width
   tip.style.left = Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8) + "px";
   tip.style.top = event.clientY + 12 + "px";
 }
@@ -27,7 +27,7 @@ function pen(canvas) {
 }
 const frame = (stack, i) => D.frames[D.stacks[stack][i]];
 const lines = stack => stack < 0 || !D.stacks[stack] ? [] : D.stacks[stack].map(f => D.frames[f][0]).reverse();
-function leaf(frames) { // the innermost one of Python
+function leaf(frames) { // the index of the innermost Python frame
   let i = frames.length - 1;
   while (i > 0 && D.frames[frames[i]][1] > 1) i--;
   return i;
@@ -38,7 +38,7 @@ function own(stack) { // the innermost line of the user's code
   while (i > 0 && frame(stack, i)[1]) i--;
   return frame(stack, frame(stack, i)[1] ? leaf(D.stacks[stack]) : i)[0];
 }
-const LEFT = 70; // of a timeline, for the numbers of its axis
+const LEFT = 70; // pixels of a timeline, for the numbers of its axis
 function axis(g, width, top, y) {
   g.font = "11px system-ui"; g.fillStyle = css("--soft"); g.strokeStyle = css("--line"); g.textAlign = "right";
   const step = 2 ** Math.max(0, Math.ceil(Math.log2(top / 6))), last = g.canvas.clientHeight - 1; // three to six round amounts

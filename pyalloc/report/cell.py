@@ -1,4 +1,4 @@
-"""What a notebook shows of one of its cells: some lines, and the page of the report in a frame of its own."""
+"""What a notebook shows for one of its cells: a few lines, and the report's page in a frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyalloc.units import size
 
 _LINES = 6
 _ADVICE = 3
-# A page cannot reach the notebook's document, its cookies or its server: names in it come from the program.
+# Sandboxed: names in the page come from the program, so it must not reach the notebook's document, cookies or server.
 _FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" title="{}" style="width:100%;height:{}px;border:0"></iframe>'
 
 
@@ -23,9 +23,9 @@ def summary(
 
     Args:
         analysis: of the cell's recording.
-        before: when it began, of all devices: bytes in use, requests so far.
+        before: bytes in use and requests so far, on all devices, when the cell began.
         after: the same when it ended.
-        held: what IPython itself holds, a sentence each.
+        held: what IPython itself holds, one sentence each.
     """
     totals, peak = analysis.totals, analysis.peak
     seconds = (totals["last_ns"] - totals["first_ns"]) / 1e9
@@ -53,6 +53,6 @@ def summary(
 
 
 def framed(text: str, page: str, title: str, height: int) -> str:
-    """HTML of both: the lines, and the page, which draws itself in a frame so many pixels high."""
+    """HTML of both: the lines, and the page, which draws itself in a frame of this height in pixels."""
     shown = _FRAME.format(html.escape(page), html.escape(title), height)
     return f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>\n{shown}'

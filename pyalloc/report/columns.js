@@ -1,6 +1,6 @@
-// ---- blocks stacked in the order they were asked for, over columns of a canvas ----
-// Of a span: 0 bytes, 1 begins, 2 ends (-1: never).
-function stackColumns(spans, first, events, n) { // for each of n columns those alive when they held most
+// ---- blocks stacked in the order of their requests, over the columns of a canvas ----
+// A span: 0 bytes, 1 begin, 2 end (-1: never).
+function stackColumns(spans, first, events, n) { // for each of n columns, the spans alive when they held most
   const begins = spans.map((s, i) => [s[1], 1, i]), ends = [];
   spans.forEach((s, i) => { if (s[2] >= 0) ends.push([s[2], 0, i]); });
   const changes = begins.concat(ends).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
@@ -22,8 +22,8 @@ function stackColumns(spans, first, events, n) { // for each of n columns those 
   }
   return found;
 }
-const LEAST_TALL = .5, APART = 3; // of a piece of a column: what is smaller is part of the next; what is larger has an edge
-function piecesOf(column, spans, fills, scale, chosen) { // [tall, colour, has an edge, ...]; neighbours of one colour are one
+const LEAST_TALL = .5, APART = 3; // pixels of a piece of a column: smaller ones join the next, larger ones have an edge
+function piecesOf(column, spans, fills, scale, chosen) { // [tall, colour, has an edge, ...]; small neighbours of one colour are joined
   const found = [];
   let tall = 0, most = 0, fill = "";
   const close = () => { if (tall > 0) found.push(tall, fill, false); tall = most = 0; fill = ""; };
@@ -37,9 +37,9 @@ function piecesOf(column, spans, fills, scale, chosen) { // [tall, colour, has a
   close();
   return found;
 }
-// Of most blocks there is more than one column, and many are thinner than a pixel: each rectangle goes as far as it stays what it is.
+// Most blocks span several columns, and many are thinner than a pixel: a rectangle covers all columns in which it stays the same.
 function drawColumns(g, columns, spans, fills, scale, bottom, chosen) {
-  const edge = css("--paper"), open = []; // rectangles of the column before, from the bottom up: [from, y, tall, colour, has an edge]
+  const edge = css("--paper"), open = []; // rectangles not drawn yet, from the bottom up: [first column, y, tall, colour, has an edge]
   if (chosen >= 0) { fills = fills.slice(); fills[chosen] = css("--ink"); }
   const flush = (from, until) => {
     for (const [begin, y, tall, fill, hasEdge] of open.splice(from)) {

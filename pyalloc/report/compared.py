@@ -11,14 +11,14 @@ from pyalloc.comparing import Change, Comparison, phase_of
 from pyalloc.report.text import clip, hung, wrapped
 from pyalloc.units import size
 
-_NAME_LINES = 6  # whole, as good as always: what tells two names apart may stand at their ends
-_LONGEST = 60  # of a setting
+_NAME_LINES = 6  # nearly always the whole name: two names may differ only at their ends
+_LONGEST = 60  # characters of a setting
 _MANY_TIMES = 10
-_ROWS = {"category": 8, "phase": 8}  # tables beside that of lines
+_ROWS = {"category": 8, "phase": 8}  # of the tables besides that of lines
 
 
 def signed(n_bytes: int) -> str:
-    """So much more, or less."""
+    """A change as people read it: "+1.5 MiB"."""
     return ("+" if n_bytes >= 0 else "-") + size(abs(n_bytes))
 
 
@@ -30,7 +30,7 @@ def _by(n_bytes: int, of: int) -> str:
 
 
 def sentence(told: Comparison) -> str:
-    """The answer: how high it was and is, and what explains most of it."""
+    """The answer: how high memory was and is, and which lines explain most of the change."""
     before, after = told.before, told.after
     empty = [side.name for side in (before, after) if side.found.is_empty]
     if empty and not told.is_of_one:
@@ -50,7 +50,7 @@ def sentence(told: Comparison) -> str:
 
 
 def notes(told: Comparison) -> list[str]:
-    """What else has to be known, a sentence each."""
+    """What else the reader must know, one sentence each."""
     found = []
     before, after = told.before, told.after
     phases = phase_of(before), phase_of(after)
@@ -92,7 +92,7 @@ def _setting(name: str, before: str, after: str) -> str:
 
 
 def summary(told: Comparison, limit: int) -> list[str]:
-    """The answer, what else has to be known, and tables: so many rows of lines."""
+    """The answer, the notes and the tables; limit: rows of the table of lines."""
     lines = [wrapped(sentence(told), ""), *map(wrapped, [*_reserved(told), *notes(told)])]
     for kind in ("category", "phase", "line"):
         changed = [row for row in told.tables.get(kind, ()) if row.bytes]
@@ -114,7 +114,7 @@ def _table(title: str, rows: list[Change], limit: int) -> list[str]:
 
 
 def verdict(told: Comparison, limit: int) -> list[str]:
-    """Does the second leak?  It is of its steps, whatever is compared."""
+    """Does the second one leak?  Always about its steps, whatever is compared."""
     found = told.after.found
     of = "verdict" if told.is_of_one else f"verdict on {found.path.name} by itself"
     return [
@@ -127,7 +127,7 @@ def verdict(told: Comparison, limit: int) -> list[str]:
 
 
 def caveats(told: Comparison) -> list[str]:
-    """Of two files each told with its name."""
+    """The caveats; those of two files each with the name of its file."""
     if told.is_of_one:
         return told.after.found.caveats
     return [
@@ -138,7 +138,7 @@ def caveats(told: Comparison) -> list[str]:
 
 
 def data(told: Comparison) -> dict[str, Any]:
-    """The same for programs."""
+    """The same as data, for --json and for other programs.  Sizes are bytes."""
     return {
         "answer": sentence(told),
         "before": _side(told, 0),

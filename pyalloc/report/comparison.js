@@ -33,15 +33,15 @@ tabbed({ tabs: $("tabs"), table: $("changes"), more: $("more"), tables: D.tables
   }],
 ] });
 
-// Of a mark of the axis: 0 event of the one, 1 of the other, 2 place.
+// A mark of the axis: 0 event of the first, 1 event of the second, 2 place.
 const AXIS = D.axis;
-function between(at, from, to) { // a place or an event of one column of the marks as what it is in another
+function between(at, from, to) { // converts a place or event, in one column of the marks, to another column
   let low = 0;
   for (let high = AXIS.length - 1; low < high;) { const mid = (low + high + 1) >> 1; if (AXIS[mid][from] <= at) low = mid; else high = mid - 1; }
   const a = AXIS[low], b = AXIS[Math.min(low + 1, AXIS.length - 1)], wide = b[from] - a[from];
   return a[to] + (wide ? (b[to] - a[to]) * Math.min(1, (at - a[from]) / wide) : 0);
 }
-function heights(side, column, n) { // most of each of n columns; NaN: it is over
+function heights(side, column, n) { // the most in each of n columns; NaN: the run is over
   const bins = D.sides[side].bins, end = D.sides[side].end, found = new Float64Array(n);
   let bin = 0, low = between(0, 2, side);
   for (let c = 0; c < n; c++) {
@@ -81,7 +81,7 @@ function timeline() {
     g.fillRect(x, h + 3, 1, 6);
     if (x - last >= 76 && x < width - 50) { g.fillText("step " + number, x + 4, height - 4); last = x; }
   }
-  D.sides.forEach((side, i) => { // the two moments that all else is of
+  D.sides.forEach((side, i) => { // the two moments that everything else is about
     const x = LEFT + between(side.at, i, 2) * w;
     g.strokeStyle = g.fillStyle = i ? ink : soft; g.setLineDash(i ? [] : [4, 3]);
     g.beginPath(); g.moveTo(x, 2); g.lineTo(x, h); g.stroke(); g.setLineDash([]);
@@ -119,7 +119,7 @@ for (const [id, which] of [["allocated", 1], ["reserved", 2]]) $(id).onclick = (
 $("reserved").hidden = $("allocated").hidden = D.sides.some(side => side.reserved === null);
 
 // ---- the flame graph of both: red grew, blue shrank ----
-let wide = AFTER.allocated < BEFORE.allocated ? "before" : "after"; // so that what is gone can be seen
+let wide = AFTER.allocated < BEFORE.allocated ? "before" : "after"; // so that what is gone is visible
 const WIDTHS = { after: (before, after) => after, before: (before, after) => before, "what changed": (before, after) => Math.abs(after - before) };
 const pair = item => item.before === item.after ? `${size(item.after)}, as before` : `${size(item.before)}, then ${size(item.after)}`;
 const LOOK = {

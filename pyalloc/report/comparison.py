@@ -1,4 +1,4 @@
-"""What changed between two recordings, or two moments of one, as a page without network."""
+"""What changed between two recordings, or two moments of one, as a page that needs no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = tuple[str, int]
 
 
 def page(told: Comparison) -> str:
-    """The page's text."""
+    """The page's HTML."""
     return filled("comparison.html", f"{told.before.name} and {told.after.name}", _content(told))
 
 
@@ -68,9 +68,9 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _flame(told: Comparison, stacks: Stacks) -> list[list[int]]:
-    """[bytes before, blocks, bytes after, blocks, stack]: of each stack what it holds on both sides.
+    """[bytes before, blocks before, bytes after, blocks after, stack] for each stack.
 
-    Those with most, or whose change is much; the others, of both sides alike, are the last.
+    The stacks that hold most or change most; all others are summed up in the last row.
     """
     sums: dict[tuple[Call, ...], list[int]] = {}
     for which, side in enumerate((told.before, told.after)):
@@ -93,6 +93,6 @@ def _flame(told: Comparison, stacks: Stacks) -> list[list[int]]:
 
 
 def _weight(row: list[int]) -> float:
-    """A change says more than what stays."""
+    """What a stack is sorted by: a change counts four times as much as what stays."""
     before, _, after, _ = row
     return max(abs(after - before), max(before, after) / 4)

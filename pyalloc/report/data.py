@@ -13,21 +13,21 @@ from pyalloc.facts import Row
 
 
 def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:
-    """Rows as dicts."""
+    """The first rows as dicts."""
     return [asdict(row) for row in rows[:limit]]
 
 
 def totals(found: dict[str, Any]) -> dict[str, Any]:
-    """A trace's figures, peaks by the event that reached them: numbered as `events` and CSV files do it.
+    """A trace's figures, with peaks as the numbers that `events` and CSV files give to the events that reached them.
 
-    None: there was no such event.
+    None: no event did.
     """
-    peaks = ("peak_event", "peak_reserved_event")  # moments: of so many events
+    peaks = ("peak_event", "peak_reserved_event")  # moments: numbers of events before them
     return {**found, **{key: found[key] - 1 if found[key] else None for key in peaks}}
 
 
 def asked(lines: list[Asked], sizes: list[Size], limit: int) -> dict[str, Any]:
-    """Requests over the whole run, by size and by line."""
+    """Requests over the whole run, by size and by line; limit: lines."""
     return {
         "sizes": [
             {"least_bytes": each.least, "requests": each.requests, "bytes": each.bytes}
@@ -47,7 +47,7 @@ def asked(lines: list[Asked], sizes: list[Size], limit: int) -> dict[str, Any]:
 
 
 def _reserved(analysis: Analysis) -> dict[str, Any] | None:
-    """When most was reserved; None where that was mostly in use."""
+    """The moment when most was reserved; None if nearly all of it was in use."""
     found = reserved.at_most(analysis)
     if found is None:
         return None
@@ -62,7 +62,7 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def summary(analysis: Analysis) -> dict[str, Any]:
-    """All that the terminal report says.  Sizes are bytes."""
+    """Everything that the terminal report says.  Sizes are bytes."""
     peak = analysis.peak
     return {
         "file": str(analysis.path),

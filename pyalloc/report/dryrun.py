@@ -1,4 +1,4 @@
-"""What a dry run found, for a person: figures, verdict, what is not as on a card, the next command."""
+"""What a dry run found, for people: figures, verdict, what differs from a card, the next command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyalloc import console, hostcuda, units
 from pyalloc.dryrun import OUT_OF_MEMORY, Result
 from pyalloc.report.text import wrapped
 
-# A card that holds less than this besides the program may not hold its context and the libraries' own memory.
+# A card with less than this left over may not hold the CUDA context and the libraries' own memory.
 _MARGIN = 2**30
-# By which people, `timeout` and batch systems end what is well; a program that fails has other ones.
+# Exit codes of programs that people, `timeout` or batch systems ended; a program that fails has others.
 _FROM_OUTSIDE = {128 + each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
@@ -22,13 +22,13 @@ def _size(value: int | None) -> str:
 
 
 def _apart(one: int, other: int) -> tuple[str, str]:
-    """Two sizes, to the byte where they would read the same."""
+    """Two sizes, to the byte if they would read the same."""
     texts = _size(one), _size(other)
     return texts if texts[0] != texts[1] else (f"{one:,} bytes", f"{other:,} bytes")
 
 
 def _typed(size: int) -> str:
-    """A size as one would type it."""
+    """A size as people would type it."""
     for name, unit in (("GB", 2**30), ("MiB", 2**20)):
         if size % unit == 0:
             return f"{size // unit}{name}"
@@ -36,13 +36,13 @@ def _typed(size: int) -> str:
 
 
 def _gave_up(result: Result) -> bool:
-    """Whether it seems to have caught an out-of-memory error, and to have left for that: launchers and scripts do."""
+    """Did it probably catch an out-of-memory error and end because of it, as launchers and scripts do?"""
     has_failed = 0 < result.exit_code < 128 or (result.exit_code == 0 and not result.devices)
     return result.ooms > 0 and not result.error and has_failed
 
 
 def _was_stopped(result: Result) -> bool:
-    """From outside and all was well, as one ends a long training of which a few steps are enough."""
+    """Was it stopped from outside while all was well, like a long training of which a few steps are enough?"""
     is_well = result.ooms == 0 and bool(result.devices)
     return result.exit_code in _FROM_OUTSIDE and is_well
 
@@ -91,7 +91,7 @@ def _errors(result: Result) -> str:
 
 
 def _end(code: int) -> str:
-    """How a program ended whose exit code a shell would call that."""
+    """How a program ended; code: as a shell reports it."""
     with contextlib.suppress(ValueError):
         return f"was ended by {signal.Signals(code - 128).name}"
     return f"ended with exit code {code}"
@@ -124,7 +124,7 @@ def _next_command(result: Result) -> str:
 
 
 def _is_script(program: str) -> bool:
-    """One that a shell does not run by itself; our commands do."""
+    """Is it a script that only pyalloc's commands run without `python` before it, not a shell?"""
     return program.endswith(".py") and shutil.which(program) is None
 
 
@@ -139,7 +139,7 @@ def _is_too_much(result: Result) -> bool:
 
 
 def _first(result: Result) -> str:
-    """What is to be done before the same command can end better; "": nothing."""
+    """What must be done before the same command can end better; "": nothing."""
     if result.unreached or result.no_addresses:
         return "leave out that option" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
     is_short = result.error == OUT_OF_MEMORY or _gave_up(result)
@@ -158,7 +158,7 @@ def _first(result: Result) -> str:
 
 
 def _first_after(result: Result) -> str:
-    """Where the program ended too early, for whatever reason."""
+    """The same for a program that ended too early, for whatever reason."""
     if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
         return "check whether this machine itself ran out of memory (dmesg, journalctl -k)"
     if result.exit_code not in _FROM_OUTSIDE or result.devices:
@@ -169,26 +169,26 @@ def _first_after(result: Result) -> str:
 
 
 def _has_untold(result: Result) -> bool:
-    """Did a process begin to use a device, and tell nothing?"""
+    """Did a process begin to use a device, and report nothing?"""
     return bool(result.killed or result.still_running)
 
 
 def _became(result: Result) -> str:
-    """What that was."""
+    """What became of that process."""
     return "was killed" if result.killed else "is still running"
 
 
 def _is_mute(result: Result) -> bool:
-    """Was the program itself killed before it could tell anything?"""
+    """Was the program itself killed before it could report anything?"""
     return result.device_calls == 0 and result.exit_code > 128
 
 
 def summary(result: Result) -> str:
-    """What to print at the end, for a person."""
+    """What to print at the end, for people."""
     allocator = "the program's own" if result.replaced else result.allocator
     asked, allocated = _size(result.peak_requested_bytes), _size(result.peak_allocated_bytes)
-    is_told = bool(result.peak_requested_bytes)  # cudaMallocAsync's figures have no such
-    # A freed block that another stream still uses counts as asked for, not as allocated.
+    is_told = bool(result.peak_requested_bytes)  # cudaMallocAsync does not report it
+    # A freed block that another stream still uses counts as requested, not as allocated.
     is_less = (result.peak_requested_bytes or 0) < (result.peak_allocated_bytes or 0)
     rounding = f" ({asked} requested, the rest is rounding)" * (
         is_told and is_less and asked != allocated
@@ -249,7 +249,7 @@ def _remark_on_reads(result: Result) -> str:
 
 
 def _remarks(result: Result) -> list[str]:
-    """What is not as it would be on a card, or not known."""
+    """What differs from a card, or is unknown."""
     found = []
     for device, (n, size) in result.shared().items():
         memory, together = _apart(result.memory, size)

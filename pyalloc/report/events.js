@@ -1,6 +1,6 @@
-// ---- events one by one: around the moment chosen, of the block chosen, or what has some words in it ----
+// ---- events one by one: around the chosen moment, of the chosen block, or with certain words ----
 const EVENT_ROWS = 16, X = D.events.texts;
-// Of a row: 0 event, 1 microseconds, 2 what, 3 bytes, 4 address, 5 stream, 6 device, 7 pool, 8 line, 9 stack, 10 allocated at.
+// A row: 0 event, 1 microseconds, 2 what, 3 bytes, 4 address, 5 stream, 6 device, 7 pool, 8 line, 9 stack, 10 allocated at.
 let listed = D.events.rows, firstRow = 0, row = 0;
 const severalStreams = new Set(listed.map(r => r[5])).size > 1, severalDevices = new Set(listed.map(r => r[6])).size > 1;
 const hex = n => n ? "0x" + n.toString(16) : "";
@@ -10,7 +10,7 @@ function whatOf(r) {
 }
 const isBlock = r => r[10] >= 0;
 const partners = r => isBlock(r) ? D.events.rows.filter(o => o[10] === r[10] && o[6] === r[6] && o !== r) : [];
-function indexOf(event) { // of the first row at or after it
+function indexOf(event) { // the index of the first row at or after an event
   let low = 0;
   for (let high = listed.length; low < high;) { const mid = (low + high) >> 1; if (listed[mid][0] < event) low = mid + 1; else high = mid; }
   return Math.min(low, listed.length - 1);
@@ -21,7 +21,7 @@ function showEvents() {
   listed.slice(firstRow, firstRow + EVENT_ROWS).forEach((r, i) => {
     const at = firstRow + i, before = listed[at - 1], line = add(body, "tr");
     line.setAttribute("aria-selected", at === row);
-    if (!known && before && r[0] - before[0] > 8) line.className = "gap"; // those between are not in this page
+    if (!known && before && r[0] - before[0] > 8) line.className = "gap"; // the events between are not in this page
     for (const [text, name] of [[r[0].toLocaleString(), "n"], [(r[1] / 1000).toFixed(3), "n wide"], [whatOf(r)], [r[3] ? size(r[3]) : "", "n"], [hex(r[4]), "wide"], [X[r[8]]]]) add(line, "td", text, name || "").title = text;
     line.onclick = () => chooseEvent(at, true);
   });
@@ -52,7 +52,7 @@ function only(words) {
   firstRow = row = 0;
   chooseEvent(listed.length ? indexOf(event) : 0, false);
 }
-// What the rest of the page looks at: that event, or the next that is here.
+// Called when the rest of the page looks at an event: shows it, or the next one that is here.
 function lookAtEvent(event) { if (D.events.rows.length && listed.length) chooseEvent(indexOf(event), false); }
 function turn(by) { chooseEvent(row + by, true); }
 $("events-only").oninput = () => only($("events-only").value);

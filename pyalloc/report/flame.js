@@ -1,6 +1,6 @@
 // ---- flame graph of what flameRows() gives ----
-// Of a row: 2 bytes, 3 blocks, 4 stack, 6 origin, and of two moments 7 bytes and 8 blocks before.
-// A page's LOOK says how wide a call is whose own lines held so much before and after, its colour, and what is told of it.
+// A row: 2 bytes, 3 blocks, 4 stack, 6 origin; with two moments also 7 bytes before, 8 blocks before.
+// A page's LOOK gives the width of a call from what its own lines held before and after, its colour and its texts.
 const ROW = 19;
 let zoomed = [], cells = [], sought = "";
 function tree() {
@@ -31,7 +31,7 @@ function tree() {
   return root;
 }
 const isSought = name => sought.split(/\s+/).every(word => name.toLowerCase().includes(word));
-const partOf = (node, w, child) => w * child.bytes / Math.max(1, node.bytes); // how wide, where the node has so much room
+const partOf = (node, w, child) => w * child.bytes / Math.max(1, node.bytes); // the child's width, if the node's is w
 const depthOf = (node, w) => 1 + [...node.children.values()].filter(c => partOf(node, w, c) >= .6).reduce((most, c) => Math.max(most, depthOf(c, partOf(node, w, c))), 0);
 const bySize = node => [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
 const nBlocks = n => `${n.toLocaleString()} block${n === 1 ? "" : "s"}`;

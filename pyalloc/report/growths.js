@@ -1,5 +1,5 @@
 // ---- what reserved memory grew for, over the run ----
-// Of a row: 0 bytes, 1 begins, 2 ends (-1: never), 3 name, 4 stack, 5 pieces.
+// A row: 0 bytes, 1 begin, 2 end (-1: never), 3 name, 4 stack, 5 pieces.
 const G = D.growths.rows, OTHERS = "#98a2b3";
 let grownColumns = [], grownScale = 1, grown = -1;
 const grownColor = row => PALETTE[row[3]] || OTHERS;
@@ -9,10 +9,10 @@ function growths() {
   const top = Math.max(1, T.peak_reserved_bytes) * 1.05, y = v => h * (1 - v / top) + 2, x = p => LEFT + p * w;
   axis(g, width, top, y);
   const outline = () => D.bins.forEach((bin, i) => { const next = D.bins[i + 1]; g.lineTo(x(place(bin)), y(bin[4])); g.lineTo(x(next ? place(next) : 1), y(bin[4])); });
-  g.fillStyle = css("--idle"); g.beginPath(); g.moveTo(LEFT, y(0)); // what is too small to be shown by itself
+  g.fillStyle = css("--idle"); g.beginPath(); g.moveTo(LEFT, y(0)); // below the others: what is too small to be shown
   outline(); g.lineTo(x(1), y(0)); g.fill();
   grownScale = h / top;
-  // what grew with the last event has the last column
+  // what grew with the last event gets the last column
   const spans = G.map(r => [r[0], Math.min(eventPlace(r[1]), 1 - 1e-9), r[2] < 0 ? -1 : eventPlace(r[2])]);
   grownColumns = stackColumns(spans, 0, 1, Math.max(1, Math.floor(w)));
   drawColumns(g, grownColumns, G, G.map(grownColor), grownScale, y(0), grown);

@@ -1,4 +1,4 @@
-"""The report as one page without network: all data and code are in it."""
+"""The report as one page that needs no network: all data and code are in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PENDING = "freed, other streams work on it"
 
 
 def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
-    """The page's text.  compared: all ranks, where it is one of several."""
+    """The page's HTML.  compared: all ranks, if this is one of several."""
     found = {**_content(analysis), "ranks": ranks.rows(list(compared)) if len(compared) > 1 else []}
     return filled("page.html", analysis.path.name, found)
 
@@ -111,7 +111,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
 
 
 def _out_of_memory(analysis: Analysis) -> list[Advice]:
-    """The first time it happened, as the terminal tells it."""
+    """The out-of-memory error that is reported, in the words of the terminal report."""
     if analysis.oom is None:
         return []
     first, *more = out_of_memory(analysis.oom)
@@ -120,7 +120,7 @@ def _out_of_memory(analysis: Analysis) -> list[Advice]:
 
 
 def _reserved(analysis: Analysis) -> dict[str, Any] | None:
-    """What device memory was when most of it was reserved."""
+    """What device memory was used for when most of it was reserved."""
     found = reserved.at_most(analysis)
     if found is None:
         return None
@@ -134,7 +134,7 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def _growths(analysis: Analysis, stacks: Stacks) -> dict[str, Any]:
-    """What reserved memory grew for, as [bytes, begin, end, name, stack, pieces]; names with most bytes first."""
+    """What reserved memory grew for: [bytes, begin, end (-1: never), name, stack, pieces]; largest names first."""
     grown = reserved.over_time(analysis)
     sums: Counter[str] = Counter()
     for each in grown:
@@ -155,12 +155,12 @@ def _growths(analysis: Analysis, stacks: Stacks) -> dict[str, Any]:
 
 
 def _evenly(items: list[T], n: int) -> list[T]:
-    """At most so many of them, over the whole run."""
+    """At most n of them, from the whole run."""
     return items if len(items) <= n else [items[i * len(items) // n] for i in range(n)]
 
 
 def _shown_phases(analysis: Analysis) -> list[Phase]:
-    """All of a short run; of a long one those around the peak, where they can be told apart."""
+    """All phases of a short run; those around the peak of a long one, so that they can be told apart."""
     if len(analysis.phases) <= _MAX_PHASES:
         return analysis.phases
     peak = analysis.totals["peak_event"]
@@ -170,7 +170,7 @@ def _shown_phases(analysis: Analysis) -> list[Phase]:
 
 
 def _origin(analysis: Analysis, of: Block | Stay, origins: dict[tuple[str, str], int]) -> int:
-    """Index of its thread and stream."""
+    """The index of its thread and stream in origins."""
     key = analysis.thread_name(of.thread), analysis.stream_name(of)
     return origins.setdefault(key, len(origins))
 
@@ -178,7 +178,7 @@ def _origin(analysis: Analysis, of: Block | Stay, origins: dict[tuple[str, str],
 def _peak_flame(
     analysis: Analysis, names: list[str], stacks: Stacks, origins: dict[tuple[str, str], int]
 ) -> list[list[int]]:
-    """The peak's stays, largest first, with all that is known of blocks without a stack; others as the last."""
+    """The peak's stays, largest first, with what is known about blocks without a stack; smaller ones summed up last."""
     blocks = analysis.peak.blocks
     at = analysis.marks.index(analysis.totals["peak_event"])
     sums: dict[tuple[int, str, int, int], list[int]] = {}
@@ -200,7 +200,7 @@ def _peak_flame(
 def _stays(
     analysis: Analysis, names: list[str], stacks: Stacks, origins: dict[tuple[str, str], int]
 ) -> list[list[int]]:
-    """[first mark, last, bytes, blocks, stack, category, origin], those with most over the marks first."""
+    """[first mark, last mark, bytes, blocks, stack, category, origin]; most bytes times marks first."""
     known = [
         (stay, _index(names, category), _origin(analysis, stay, origins))
         for stay, category in analysis.stays_by_category()
@@ -215,7 +215,7 @@ def _stays(
 
 
 def _nameless(analysis: Analysis, stay: Stay) -> str:
-    """What a stay without a stack is called."""
+    """What a stay without a stack is called; "" if it has one."""
     if stay.stack:
         return ""
     known = analysis.nameless(0, stay.phase)
@@ -223,7 +223,7 @@ def _nameless(analysis: Analysis, stay: Stay) -> str:
 
 
 def _smaller(rest: Sequence[tuple[int, ...]], stacks: Stacks) -> list[list[int]]:
-    """Stays without a stack of their own, those of the same marks together."""
+    """Sums of stays that get no stack of their own in the page, by marks, category and origin."""
     sums: dict[tuple[int, ...], list[int]] = {}
     for first, last, n_bytes, n_blocks, category, origin in rest:
         row = sums.setdefault((first, last, category, origin), [0, 0])
@@ -237,7 +237,7 @@ def _smaller(rest: Sequence[tuple[int, ...]], stacks: Stacks) -> list[list[int]]
 
 
 def _window(analysis: Analysis, names: list[str], stacks: Stacks) -> dict[str, Any]:
-    """The step that is looked at: bins, largest blocks as [bytes, begin, end, category, stack, phase, label]."""
+    """The step that is shown: bins, and largest blocks as [bytes, begin, end, category, stack, phase, label]."""
     bins = analysis.window_bins
     lines = analysis.labels(analysis.spans)
     spans = []
@@ -308,7 +308,7 @@ def _index(names: list[str], name: str) -> int:
 
 
 def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: Stacks) -> dict[str, Any]:
-    """Segments as [bytes, [piece bytes, name, stack, ...], pool]: small neighbours are joined."""
+    """Segments as [bytes, [bytes, name, stack of each piece], pool]; small neighbours are joined."""
     blocks, pieces, largest = moment.pieces(moment.reserved_bytes // _MAX_PIECES)
     known = [
         (
@@ -322,7 +322,7 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: Stacks) -
         pool = moment.pools.get((device, address), 0)
         idle = (_index(names, IDLE_IN_POOL) if pool else IDLE, -1)
         pending = (_index(names, PENDING) if -2 in numbers[1::2] else IDLE, -1)
-        shown = _joined(numbers, [*known, pending, idle])  # which are -2 and -1
+        shown = _joined(numbers, [*known, pending, idle])  # numbers -2 and -1
         segments.append((length, shown, analysis.pool_name(pool) if pool else ""))
     segments.sort(key=lambda segment: -segment[0])
     return {
@@ -336,7 +336,7 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: Stacks) -
 
 
 def _joined(numbers: Sequence[int], known: Sequence[tuple[int, int]]) -> list[int]:
-    """Pieces as [bytes, name, stack, ...]; neighbours alike are one."""
+    """Pieces as a flat list of bytes, name, stack; equal neighbours are joined."""
     found: list[list[int]] = []
     for length, which in zip(numbers[::2], numbers[1::2], strict=True):
         what = [*known[which]]

@@ -1,4 +1,4 @@
-"""The figures of a running process for a terminal."""
+"""The figures of a running process, for a terminal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ORDERS = ("bytes", "blocks", "change")
 
 @dataclass
 class View:
-    """What somebody who watches has chosen by keys.
+    """What the user has chosen by keys.
 
-    n_lines: of the program, shown at most, 0: none; before: bytes of each line when changes began to count.
+    n_lines: most lines of the program to show, 0: none; before: bytes of each line when counting of changes began.
     """
 
     n_lines: int = 0
@@ -35,7 +35,7 @@ class View:
 
 
 def watched(figures: dict[str, Any], history: list[int], view: View, height: int) -> str:
-    """The same as screen() with what keys do, in so many lines of a terminal at most."""
+    """screen(), with what the keys changed, in at most `height` lines."""
     told = {key: value for key, value in figures.items() if key != "lines"}
     lines = screen(told, history).split("\n")
     keys = f"q quit, space {'resume' if view.is_paused else 'pause'}, l {'hide' if view.n_lines else 'show'} lines"
@@ -48,7 +48,7 @@ def watched(figures: dict[str, Any], history: list[int], view: View, height: int
 
 
 def _sorted(lines: list[dict[str, Any]], view: View) -> list[str]:
-    """Who holds it, in the order wanted."""
+    """Which lines hold the memory, in the chosen order."""
     view.held = {row["name"]: row["bytes"] for row in lines}
     before = view.before = view.held if view.before is None else view.before
     gone = [{"name": name, "bytes": 0, "blocks": 0} for name in before if name not in view.held]
@@ -68,8 +68,8 @@ def _sorted(lines: list[dict[str, Any]], view: View) -> list[str]:
 
 
 def screen(figures: dict[str, Any], history: list[int]) -> str:
-    """A few lines; history: allocated bytes so far."""
-    command = " ".join(" ".join(figures["argv"]).split())  # a program given as text has lines
+    """A few lines; history: allocated bytes at the looks so far."""
+    command = " ".join(" ".join(figures["argv"]).split())  # a program given by -c may have lines
     lines = [clip(f"process {figures['pid']}: {command}", 80)]
     if not figures["devices"]:
         lines.append("  has not used CUDA yet")
@@ -102,7 +102,7 @@ def _recording(told: dict[str, Any] | None) -> list[str]:
 
 
 def _lines(figures: dict[str, Any]) -> list[str]:
-    """Who holds it, where that was asked for."""
+    """Which lines hold the memory, if that was asked for."""
     if "lines" not in figures:
         return []
     if figures["lines"] is None:

@@ -1,7 +1,7 @@
 // ---- the moments of the slider, and the range between two of them ----
-// Of a stay (pyalloc/stays.py): 0 first mark, 1 last, 2 bytes, 3 blocks, 4 stack, 5 category, 6 origin.
+// A stay (pyalloc/stays.py): 0 first mark, 1 last mark, 2 bytes, 3 blocks, 4 stack, 5 category, 6 origin.
 const MARKS = D.marks, STAYS = D.stays;
-let anchor = -1, wanted = "left"; // where a range begins, -1: none; which of its blocks
+let anchor = -1, wanted = "left"; // the mark where a range begins, -1: none; which of its blocks to show
 const at = () => Number($("scrub").value);
 const categories = [...new Set(STAYS.map(r => r[5]))].sort((a, b) => a - b), rowOf = new Map(categories.map((c, i) => [c, i]));
 const heldBy = MARKS.map(() => new Float64Array(categories.length)); // by mark and category
@@ -10,7 +10,7 @@ const heldAt = heldBy.map(row => row.reduce((a, b) => a + b, 0));
 const peakAt = MARKS.indexOf(T.peak_event);
 const nearest = place => { let best = 0; MARKS.forEach((m, i) => { if (Math.abs(eventPlace(m) - place) < Math.abs(eventPlace(MARKS[best]) - place)) best = i; }); return best; };
 const whenIs = event => event < 0 ? "before the first event" : `after event ${event.toLocaleString()}`;
-const moment = () => D.moments.reduce((best, m) => Math.abs(m.event - MARKS[at()]) < Math.abs(best.event - MARKS[at()]) ? m : best); // that the map knows
+const moment = () => D.moments.reduce((best, m) => Math.abs(m.event - MARKS[at()]) < Math.abs(best.event - MARKS[at()]) ? m : best); // the nearest one that has a map
 const ends = () => [Math.min(anchor, at()), Math.max(anchor, at())];
 function highest() { const [a, b] = ends(); let best = a; for (let m = a; m <= b; m++) if (heldAt[m] > heldAt[best]) best = m; return best; }
 const WANTED = {
@@ -18,7 +18,7 @@ const WANTED = {
   gone: ["alive before it, freed in it", (r, a, b) => r[0] <= a && r[1] >= a && r[1] < b],
   most: ["alive at its highest point", (r, a, b, top) => r[0] <= top && top <= r[1]],
 };
-function flameRows() { // what the flame graph is of
+function flameRows() { // what the flame graph shows
   const m = at();
   if (anchor < 0) return m === peakAt ? D.peakFlame : STAYS.filter(r => r[0] <= m && m <= r[1]);
   const [a, b] = ends(), top = highest();
@@ -31,7 +31,7 @@ function flameTitle() {
   if (wanted === "most") return `Flame graph ${named(highest())}, the highest point between ${told(a)} and ${told(b)}`;
   return wanted === "left" ? `Flame graph of what was allocated after ${told(a)} and still alive after ${told(b)}` : `Flame graph of what was alive after ${told(a)} and freed by ${told(b)}`;
 }
-// The timeline's bands: lines from mark to mark, for between them only the sum is known.
+// The timeline's bands: straight lines from mark to mark, because between marks only the sum is known.
 function bands(g, x, y) {
   const low = MARKS.map(() => 0);
   categories.forEach((category, row) => {

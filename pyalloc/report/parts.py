@@ -1,4 +1,4 @@
-"""What pages are made of: one file each, without network, with all data and code in it."""
+"""What pages are made of.  A page is one file that needs no network: all data and code are in it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FOLDER = Path(__file__).parent
 
 
 def filled(template: str, title: str, content: dict[str, Any]) -> str:
-    """The text of a page: a template with the scripts and styles that it names, and its data."""
+    """The HTML of a page: a template, filled with the scripts and styles that it names, the title and the data."""
     data = json.dumps(content, separators=(",", ":"), default=str)
-    # "</" ends a script element wherever it stands, and "<!--" with "<script" keeps one from ending.
+    # "</script" in the data would end the script element, and "<!--" with "<script" would prevent its end.
     told = {"TITLE": html.escape(title), "DATA": data.replace("<", "\\u003c")}
 
     def part(found: re.Match[str]) -> str:
-        """Whole, each once: what is in it may look like another's name."""
+        """The part itself.  It is not searched again: its text may contain what looks like another name."""
         name = found[1]
         return told[name] if name in told else (_FOLDER / name.lower()).read_text("utf-8")
 
@@ -32,9 +32,9 @@ def filled(template: str, title: str, content: dict[str, Any]) -> str:
 
 
 class Stacks:
-    """Stacks and frames, each once in the page: a stack is a list of frames, a frame [text, whose it is].
+    """Stacks and frames, each once in the page: a stack is a list of frames, a frame [text, kind].
 
-    0: the program's, 1: a library's in Python, 2: C++.
+    kind: 0: the program's, 1: a library's in Python, 2: C++.
     """
 
     def __init__(self, analysis: Analysis) -> None:
@@ -44,7 +44,7 @@ class Stacks:
         self.numbers: dict[tuple[int, str], int] = {}
 
     def number(self, stack: int, label: str) -> int:
-        """Of a stack, outermost frame first; of a label where there is none."""
+        """The number of a stack, outermost frame first, or else of a label; -1 if the page is full."""
         key = (stack, "" if stack else label)
         if key not in self.numbers:
             if len(self.stacks) == MOST_STACKS:
@@ -53,12 +53,12 @@ class Stacks:
         return self.numbers[key]
 
     def keep(self, frames: Iterable[tuple[str, int]]) -> int:
-        """The number of one more stack."""
+        """Adds a stack; returns its number."""
         self.stacks.append([self.frames.setdefault(frame, len(self.frames)) for frame in frames])
         return len(self.stacks) - 1
 
     def frames_of(self, stack: int, label: str) -> list[tuple[str, int]]:
-        """Of a stack, or the label where there is none, outermost first."""
+        """A stack's frames, outermost first, or the label if there is no stack."""
         frames = self.analysis.frames(stack)
         python = tuple(frame for frame in frames if not source.is_cpp(frame[1]))
         kept = frames if len(frames) <= _MAX_FRAMES else python or frames

@@ -10,7 +10,7 @@ from pyalloc.analysis import Analysis
 from pyalloc.report.text import clip, column, wrapped
 from pyalloc.units import size
 
-_ODD = 0.01  # of the median: less is no difference
+_ODD = 0.01  # share of the median; less is not a difference
 
 
 def _median(found: list[Analysis]) -> float:
@@ -18,7 +18,7 @@ def _median(found: list[Analysis]) -> float:
 
 
 def odd_one(found: list[Analysis]) -> Analysis:
-    """The rank whose peak is farthest from the median; of two that are as far, the larger."""
+    """The rank whose peak is farthest from the median; of two equally far, the one with the larger peak."""
     middle = _median(found)
 
     def distance(one: Analysis) -> tuple[float, int]:
@@ -29,7 +29,7 @@ def odd_one(found: list[Analysis]) -> Analysis:
 
 
 def rows(found: list[Analysis]) -> list[dict[str, Any]]:
-    """One for each rank, and whether it is the odd one."""
+    """A row for each rank: bytes, to_median as a share, and is_odd if it is the one that differs."""
     middle, odd = _median(found), odd_one(found)
     is_any = abs(odd.totals["peak_bytes"] - middle) > middle * _ODD
     return [
@@ -59,7 +59,7 @@ def changes(found: list[Analysis]) -> tuple[Analysis, list[tuple[int, str]]]:
 
 
 def compare(found: list[Analysis]) -> str:
-    """One line for each rank; the odd one is marked, and what it holds more or less of."""
+    """A line for each rank, the odd one marked; then what that one holds more or less of."""
     lines = [f"{'file':<29}{'peak':>12}{'to median':>11}{'reserved':>12}{'events':>11}"]
     table = rows(found)
     for row in table:

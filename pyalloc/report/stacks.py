@@ -1,4 +1,4 @@
-"""Who called whom for what is alive at a moment: a tree for a terminal."""
+"""Which calls led to what is alive at a moment, as a tree for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyalloc.moments import Moment
 from pyalloc.report.text import WIDTH, clip, hung
 from pyalloc.units import size
 
-_DEEPEST = 10  # branches that are moved to the right
+_DEEPEST = 10  # levels that are indented
 _ITSELF = "(this line itself)"
 _OUTERMOST = "(no caller)"
 _AT = 31  # the column where calls begin
@@ -19,7 +19,7 @@ _AT = 31  # the column where calls begin
 
 @dataclass(frozen=True)
 class Chain:
-    """What is held by one chain of calls.  calls: outermost first."""
+    """What one chain of calls holds.  calls: outermost first."""
 
     calls: tuple[str, ...]
     bytes: int
@@ -28,7 +28,7 @@ class Chain:
 
 @dataclass
 class Function:
-    """What a function of the program, and all that it called, holds; own_bytes: what its own lines asked for."""
+    """What a function of the program and all that it called hold; own_bytes: what its own lines requested."""
 
     name: str
     bytes: int = 0
@@ -65,7 +65,7 @@ def of(analysis: Analysis, moment: Moment) -> list[Chain]:
 
 
 def calls(analysis: Analysis, stack: int) -> tuple[str, ...]:
-    """A stack's calls in the program's own code, and the innermost one of Python; outermost first."""
+    """A stack's calls in the program's own code, and the innermost Python call; outermost first."""
     return tuple(
         f"{source.short_file(file)}:{line} {source.qualified(file, line, name)}"
         for name, file, line in _shown(analysis, stack)
@@ -79,7 +79,7 @@ def _shown(analysis: Analysis, stack: int) -> Iterator[source.Frame]:
 
 
 def functions(analysis: Analysis, moment: Moment) -> list[Function]:
-    """All that led to what is alive then, most bytes first; a function that calls itself counts once."""
+    """All functions that led to what is alive then, most bytes first; a recursive function counts once."""
     found: dict[str, Function] = {}
     for stack, phase, n_bytes, n_blocks in moment.stack_sums():
         names = [
@@ -112,9 +112,9 @@ def inverted(chains: Sequence[Chain]) -> list[Chain]:
 def tree(
     title: str, chains: Sequence[Chain], total: int, limit: int, *, is_inverted: bool = False
 ) -> list[str]:
-    """The largest chains: a call stands below its caller, to the right of it where there are others beside it.
+    """The `limit` largest chains: a call stands below its caller, and is indented if there are others beside it.
 
-    is_inverted: of what inverted() gives, so that callers stand below.
+    is_inverted: the chains are from inverted(), so callers stand below.
     """
     root = _Node()
     ends: list[tuple[_Node, Chain, bool]] = []
@@ -126,7 +126,7 @@ def tree(
             node.add(chain, is_shown=i < limit)
         ends.append((node, chain, i < limit))
     for node, chain, is_shown in ends:
-        if node.children:  # calls that led on from the same line
+        if node.children:  # other chains go on from here
             end = _OUTERMOST if is_inverted else _ITSELF
             node.children.setdefault(end, _Node()).add(chain, is_shown=is_shown)
     return [title, *_lines(root, total, 0)]
@@ -140,7 +140,7 @@ def _lines(node: _Node, total: int, depth: int) -> Iterator[str]:
     left = [(each.bytes, each.blocks) for each in node.children.values() if not each.is_shown]
     is_only = len(shown) == 1 and not left
     for call, each in shown:
-        # The only way on holds as much as what led to it.
+        # An only call holds as much as its caller: its figures are left out.
         beside = " " * _AT if is_only and depth else _figures(each.bytes, each.blocks, total)
         inset = 2 * min(depth - is_only * bool(depth), _DEEPEST)
         yield beside + " " * inset + clip(call, WIDTH - _AT - inset)

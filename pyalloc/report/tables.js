@@ -1,6 +1,6 @@
-// ---- a table of rows grouped by one thing or another, which sorts by a click on the head of a column ----
+// ---- a table of rows grouped by one thing or another; a click on a column's head sorts it ----
 const FEW = 12; // rows shown at first
-// columns: [title, class, what a row is sorted by (null: not at all), what fills its cell]; tables: rows by kind, in an order of their own.
+// columns: [title, class, a row's sort key (null: not sortable), what fills its cell]; tables: rows by kind, each in its own order.
 function tabbed({ tabs, table, more, tables, columns }) {
   let kind = Object.keys(tables)[0], isAll = false, by = -1, isUp = false;
   const [head, body] = [table.tHead, table.tBodies[0]], heads = [];

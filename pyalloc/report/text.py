@@ -1,4 +1,4 @@
-"""The report for a terminal: 80 columns, colour only where asked."""
+"""The report for a terminal: 80 columns, colour only if asked for."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pyalloc.reserved import Reserved
 from pyalloc.units import MIB, size
 
 WIDTH = 80
-_LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
+_LARGEST_STEP = 64 * MIB  # the most that an allocator grows by for a smaller request
 _MUCH_TEMPORARY = 0.05  # of the peak
-_MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
-_LONGEST = 400  # of a command or a setting: some are given a whole configuration
+_MUCH_OUTSIDE = 0.05  # of a device: on most, a CUDA context alone is less
+_LONGEST = 400  # characters of a command or a setting: some contain a whole configuration
 FOUND = (
     "retain_graph",
     "create_graph",
     "doubled_state",
     "unused_gradients",
-)  # notes of what the program did: advice tells of them
-_NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
+)  # notes about what the program did: advice reports them
+_NOT_SETTINGS = (  # notes that are shown elsewhere, or only meant for programs
     "command",
     "pid",
     "about",
@@ -51,24 +51,24 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def _by_column(text: str) -> str:
-    """With a filler behind each character that takes two columns of a terminal, so that len() counts columns."""
+    """Puts a filler after each character that takes two columns of a terminal, so that len() counts columns."""
     if text.isascii():
         return text
     return "".join(c + _FILLER * (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def clip(name: str, width: int) -> str:
-    """A name in at most so many columns."""
+    """A name, cut to at most `width` columns."""
     wide = _by_column(name)
     if len(wide) <= width:
         return name
     end = width - 1
-    end -= wide[end] == _FILLER  # no half of a character
+    end -= wide[end] == _FILLER  # not half a character
     return wide[:end].replace(_FILLER, "") + "…"
 
 
 def column(name: str, width: int) -> str:
-    """The same, and blanks up to the next one."""
+    """A name, cut and padded to `width` columns, at least one of them blank."""
     shown = clip(name, width - 1)
     return shown + " " * (width - len(_by_column(shown)))
 
@@ -79,7 +79,7 @@ def bold(text: str, color: bool) -> str:
 
 
 def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
-    """A paragraph in 80 columns; first, rest: what its lines begin with.  Names and options stay in one piece."""
+    """A paragraph in 80 columns; first, rest: what its lines begin with.  Names and options are not broken."""
     return textwrap.fill(
         _by_column(text),
         WIDTH,
@@ -91,9 +91,9 @@ def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
 
 
 def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[str]:
-    """A table of blame with shares of the total."""
+    """A table of blame with shares of the total; the rows after the first `limit` are summed up."""
     lines = [title]
-    limit += len(found) == limit + 1  # a line that says "1 more" could say which
+    limit += len(found) == limit + 1  # instead of "and 1 more", name it
     for row in found[:limit]:
         share = 100 * row.bytes / total if total else 0
         name = _by_column(row.name)
@@ -108,7 +108,7 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
 
 
 def hung(head: str, name: str, most: int = 3) -> str:
-    """What has columns of its own, and behind it, or below where there is no room, a name in at most so many lines."""
+    """Columns of figures, followed by a name in at most `most` lines, or by one below them if there is no room."""
     at = len(_by_column(head)) + 2
     if WIDTH - at < 24:
         return "\n".join(filter(None, (head, wrapped(name, " " * 8, " " * 8) if name else "")))
@@ -124,12 +124,12 @@ def temporary(
     totals: dict[str, Any],
     limit: int,
 ) -> list[str]:
-    """Who makes what is freed within so many further requests.
+    """Which lines make blocks that are freed within a few further requests.
 
     Args:
         moment: "at the peak (...)" or another.
-        most_between: so many.
-        found: lines, each with bytes and blocks of these at that moment.
+        most_between: how many requests are a few.
+        found: lines, each with bytes and number of these blocks at that moment.
         totals: of the pass that counted them.
         limit: rows.
     """
@@ -160,7 +160,7 @@ def temporary(
 
 
 def asked(lines: Sequence[Asked], sizes: Sequence[Size], limit: int) -> list[str]:
-    """Requests over the whole run: how many of which size, and the lines with most bytes and most requests."""
+    """Requests over the whole run: how many of each size, and the lines with most bytes and most requests."""
     if not lines:
         return []
     n, n_bytes = sum(each.requests for each in sizes), sum(each.bytes for each in sizes)
@@ -182,7 +182,7 @@ def asked(lines: Sequence[Asked], sizes: Sequence[Size], limit: int) -> list[str
 
 
 def _peaks_without(totals: dict[str, Any]) -> list[str]:
-    """The program's peak if it made no temporary block: another moment's, where they were most of the highest."""
+    """What the peak would be without temporary blocks; it may then be at another moment."""
     peaks = totals["device_peak"]
     told = []
     for device, peak in peaks.items():
@@ -196,7 +196,7 @@ def _peaks_without(totals: dict[str, Any]) -> list[str]:
 
 
 def sparkline(analysis: Analysis, width: int = 60) -> str:
-    """Allocated bytes over the run in one line."""
+    """Allocated bytes over the run, in one line of at most `width` characters."""
     bins = analysis.bins
     top = max(analysis.totals["peak_bytes"], 1)
     cells = []
@@ -208,7 +208,7 @@ def sparkline(analysis: Analysis, width: int = 60) -> str:
 
 
 def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
-    """Allocated at the end, peak and reserved of each phase, also within others: a closure's in an optimizer's step."""
+    """Allocated at the end, peak and reserved of each phase, also inside others; long runs get a line for each name."""
     shown = analysis.phases
     if not shown:
         return []
@@ -225,7 +225,7 @@ def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
 
 
 class PhaseSum(NamedTuple):
-    """Of the phases of one name; bytes: most allocated at an end, the highest peak, most reserved at a peak."""
+    """All phases of one name; the most allocated at an end, the highest peak and its step, the most reserved at one."""
 
     name: str
     times: int
@@ -236,9 +236,9 @@ class PhaseSum(NamedTuple):
 
 
 def phase_sums(phases: Sequence[Phase]) -> list[PhaseSum]:
-    """In the order of their first ones."""
+    """Sums by name, in the order of their first phases."""
     named: dict[str, list[Phase]] = {}
-    for phase in phases:  # of which each may have a name of its own
+    for phase in phases:  # in one pass: each may have a name of its own
         named.setdefault(phase.name, []).append(phase)
     sums = []
     for name, own in named.items():
@@ -250,7 +250,7 @@ def phase_sums(phases: Sequence[Phase]) -> list[PhaseSum]:
 
 
 def _phase_sums(phases: Sequence[Phase]) -> list[str]:
-    """Long runs: a line for each name."""
+    """A line for each name."""
     lines = [
         f"{'phase':<24}{'times':>8}{'max at end':>13}{'peak':>12}{'in step':>9}{'reserved':>12}"
     ]
@@ -327,7 +327,7 @@ def _pools(analysis: Analysis) -> list[str]:
 
 
 def idle_pools(analysis: Analysis, moment: Moment) -> list[str]:
-    """What private pools hold beside what is in use there: nobody else gets it."""
+    """What private pools hold idle, which nobody else can get."""
     found = analysis.idle_pools(moment)
     if not found:
         return []
@@ -386,7 +386,7 @@ def _where(analysis: Analysis) -> str:
 
 
 def out_of_memory(oom: Oom) -> list[str]:
-    """What was asked for, what there was, who else had some, and the cause: a sentence each."""
+    """What was requested, what there was, who else held memory, and the cause, one sentence each."""
     moment = oom.moment
     there = f"{size(moment.allocated_bytes)} were in use"
     if moment.segments:
@@ -482,7 +482,7 @@ def _fragmentation(oom: Oom) -> str:
 
 
 def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str:
-    """Why an allocation failed, for the file that is written at that moment."""
+    """Why an allocation of `asked` bytes failed, for the file that is written at that moment; trace: its recording."""
     moment = analysis.moments[max(analysis.moments)]
     oom = analysis.ooms[-1] if analysis.ooms else (0, asked, 0)
     shown = analysis.moments.get(oom[0], moment)
