@@ -89,10 +89,14 @@ def _folder_of_torch(python: str) -> str:
         raise HostCudaError(
             f"{python} did not say within {_ANSWER_S} s where its PyTorch is; check that this Python starts at all"
         ) from None
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise HostCudaError(f"could not find out which PyTorch {python} has: {said}")
-    return str(json.loads(done.stdout.strip().splitlines()[-1]) or "")
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if done.returncode == 0:
+        answer = (done.stdout.strip().splitlines() or [""])[-1]
+        try:
+            return str(json.loads(answer) or "")
+        except ValueError:  # it is no Python, or prints something of its own
+            said = f"its answer was {answer!r}"
+    raise HostCudaError(f"could not find out which PyTorch {python} has: {said}")
 
 
 def _other_with_torch(python: str) -> str | None:

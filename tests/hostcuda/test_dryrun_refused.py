@@ -150,6 +150,17 @@ def test_a_python_that_does_not_answer_is_named(
         hostcuda.find_torch(str(other))
 
 
+@pytest.mark.parametrize(("says", "quoted"), [("exit 0", "''"), ("echo hello", "'hello'")])
+def test_a_python_that_answers_something_else_is_named(
+    says: str, quoted: str, tmp_path: Path
+) -> None:
+    other = tmp_path / "python3"
+    other.write_text(f"#!/bin/sh\n{says}\n")
+    other.chmod(0o755)
+    with pytest.raises(hostcuda.HostCudaError, match=f"{other} has: its answer was {quoted}"):
+        hostcuda.find_torch(str(other))
+
+
 def test_files_of_the_working_directory_do_not_hide_torch(
     torch_found: hostcuda.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
