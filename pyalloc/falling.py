@@ -63,7 +63,7 @@ class _Beside:
         return (begins[at - 1] + 1, end + 1) if at > 0 else None
 
     def _alive_in(self, phase: Phase) -> int:
-        """The most bytes of them: those alive at its end nearest to the peak.  0 if these are few."""
+        """The most bytes of the blocks during a phase: those at its edge nearest to the peak.  0 if these are few."""
         most = self._bytes_at(phase.end if phase.end <= self._peak else phase.begin)
         return most if most > self._few else 0
 

@@ -188,7 +188,7 @@ def _goes_at_once(block: Block) -> bool:
 
 
 def _lives_so(block: Block, analysis: Analysis) -> bool:
-    """Does it live to the end, for steps until _cuda_clearCublasWorkspaces(), or not at all?  And has no category?"""
+    """Does it live to the end, for several steps (to _cuda_clearCublasWorkspaces()) or not at all, with no category?"""
     begins = [step[1] for step in analysis.steps]
     end = analysis.totals["n_events"] if block.free_event is None else block.free_event
     n_steps = bisect.bisect(begins, end) - bisect.bisect(begins, block.alloc_event)

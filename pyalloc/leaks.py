@@ -51,7 +51,7 @@ def turn(analysis: Analysis) -> str:
 
 
 def growth(analysis: Analysis) -> list[Growth]:
-    """Stacks whose live bytes grow at every step looked at after the first two, most first; empty with few steps."""
+    """Stacks whose live bytes grow at every step looked at after the first two, largest first; empty with few steps."""
     found: list[Growth] = []
     turns = _looked_at(analysis)
     if len(turns) < 3:

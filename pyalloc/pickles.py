@@ -22,7 +22,7 @@ MAX_BYTES = 8 * 2**30
 MAX_DEVICES = 64
 NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
 _MAX_QUOTED = 300
-_MOST_PER_BYTE = 100  # of memory that a byte of a pickle can fairly need: an empty dict takes 64
+_MOST_PER_BYTE = 100  # bytes of memory that a pickle can fairly need: an empty dict takes 64
 _MOST_BESIDE = 2**30
 Progress = Callable[[int, int], object]
 _Checked = tuple[set[int], set[int]]
@@ -243,7 +243,7 @@ def _check_frames(frames: Any, checked: _Checked) -> None:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """Does what load() does, from memory."""
+    """load() from memory; raises the same TraceError."""
     return check("snapshot", _load(Path("snapshot"), io.BytesIO(data), len(data)), len(data))
 
 

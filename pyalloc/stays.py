@@ -71,7 +71,7 @@ def of(scan: _core.Scan) -> list[Stay]:
 
 
 def without(stays: Iterable[Stay], blocks: Iterable[Block], at: Sequence[int]) -> list[Stay]:
-    """The stays less some blocks, each of which is in one of them; at: the marks."""
+    """The stays without some blocks, each of which is in one of them; at: the marks."""
     left = {stay._replace(bytes=0, blocks=0): (stay.bytes, stay.blocks) for stay in stays}
     for block in blocks:
         key = over(block, at)

@@ -108,7 +108,7 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
 
 
 def hung(head: str, name: str, most: int = 3) -> str:
-    """Columns of figures, followed by a name in at most `most` lines, or by one below them if there is no room."""
+    """Columns of figures, then a name: behind them in at most `most` lines, or below them if there is no room."""
     at = len(_by_column(head)) + 2
     if WIDTH - at < 24:
         return "\n".join(filter(None, (head, wrapped(name, " " * 8, " " * 8) if name else "")))
