@@ -242,16 +242,22 @@ def _figures() -> tuple[int, int]:
 
 
 def _held(names: dict[str, Any]) -> list[str]:
-    """A sentence each: about outputs that no other name holds, and about the variables of the last error."""
+    """A sentence each: about outputs that no variable holds, and about the variables of the last error."""
     from pyalloc.units import size
 
-    own = {id(value) for name, value in names.items() if not name.startswith("_")}
-    outputs = [(n, value) for n, value in names.get("Out", {}).items() if id(value) not in own]
-    which = ", ".join(f"Out[{n}]" for n, value in outputs if _bytes_of([value]))
+    outputs = {f"Out[{n}]": _storages([value]) for n, value in names.get("Out", {}).items()}
+    of_error = _storages(_variables_of_error(names))
+    if not any((*outputs.values(), of_error)):
+        return []  # without a look at all variables
+    variables = [v for name, v in names.items() if not name.startswith("_") and name != "Out"]
+    own = _storages(t for v in variables for part in _parts(v) for t in _tensors_of(part))
+    kept = {name: _without(found, own) for name, found in outputs.items()}
+    which = ", ".join(name for name, found in kept.items() if found)
+    in_outputs = {at: n for found in kept.values() for at, n in found.items()}
     found = [
-        (_bytes_of(value for _, value in outputs), f"in {which}, held by no variable"),
+        (sum(in_outputs.values()), f"in {which}, held by no variable"),
         (
-            _bytes_of(_variables_of_error(names)),
+            sum(_without(of_error, own).values()),
             "in local variables of the last error's traceback",
         ),
     ]
@@ -260,6 +266,10 @@ def _held(names: dict[str, Any]) -> list[str]:
         for n_bytes, where in found
         if n_bytes >= _LEAST_HELD
     ]
+
+
+def _without(found: dict[int, int], own: dict[int, int]) -> dict[int, int]:
+    return {at: n for at, n in found.items() if n and at not in own}
 
 
 def _variables_of_error(names: dict[str, Any]) -> Iterator[Any]:
@@ -271,17 +281,29 @@ def _variables_of_error(names: dict[str, Any]) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-def _bytes_of(values: Iterable[Any]) -> int:
-    """Bytes of CUDA tensors, also in lists, tuples and dicts; memory that several share counts once."""
+def _storages(values: Iterable[Any]) -> dict[int, int]:
+    """Bytes of the storages of CUDA tensors by address, also of those in lists, tuples and dicts."""
     torch: Any = sys.modules.get("torch")
     sizes: dict[int, int] = {}
-    for value in values if torch is not None else ():
-        inner = value.values() if isinstance(value, dict) else value
-        for each in inner if isinstance(value, list | tuple | dict) else [value]:
-            if isinstance(each, torch.Tensor) and each.is_cuda:
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # sparse tensors have no storage of their own
-                    storage = each.untyped_storage()
+    for each in (part for value in values if torch is not None for part in _parts(value)):
+        if issubclass(type(each), torch.Tensor) and each.is_cuda:
+            for tensor in [each, each.grad] if each.is_leaf else [each]:
+                # Sparse tensors, and those of lazy modules, have no storage of their own.
+                with contextlib.suppress(AttributeError, RuntimeError, ValueError):
+                    storage = tensor.untyped_storage()
                     sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+    return sizes
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a list, tuple or dict holds, else the value itself; isinstance() would make a proxy load its object."""
+    if issubclass(type(value), dict):
+        return list(value.values())
+    return value if issubclass(type(value), list | tuple) else [value]
+
+
+def _tensors_of(value: Any) -> Iterable[Any]:
+    """The tensors of a module, else the value itself."""
+    torch: Any = sys.modules["torch"]
+    is_module = issubclass(type(value), torch.nn.Module)
+    return [*value.parameters(), *value.buffers()] if is_module else [value]

@@ -147,6 +147,27 @@ def test_what_ipython_holds_is_told_and_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_what_a_variable_holds_as_well_is_not_told(tmp_path: Path) -> None:
+    """Views, what is in a variable's list or model, and arguments of what failed: freeing them gives nothing back."""
+    said = run_cells(
+        tmp_path,
+        "native",
+        "named = make(40)\nnamed[:8]",
+        "nested = {'made': [make(5)]}\nnested['made'][0]",
+        "net = [torch.nn.Linear(2048, 2048, bias=False, device='cuda')]\nnet[0].weight",
+        "net[0].weight.grad = torch.zeros_like(net[0].weight)\nnet[0].weight.grad",
+        "def work(x):\n    y = make(100)\n    1 / 0\nwork(named)",
+        "%pyalloc",
+        "del named, nested, net",
+        "%pyalloc",
+    )
+    assert "IPython keeps 100.0 MiB in local variables" in said[5] and "Out[" not in said[5]
+    kept = " ".join(said[7].split())
+    assert "keeps 77.0 MiB in Out[3], Out[4], Out[5], Out[6], held by no variable;" in kept
+    assert "keeps 140.0 MiB in local variables" in kept
+
+
+@pytest.mark.torch
 def test_without_a_device_the_cell_is_not_run(tmp_path: Path) -> None:
     skip_without("IPython")
     cells = ["%load_ext pyalloc", "%%pyalloc\nprint('it', 'ran')", "%pyalloc"]
