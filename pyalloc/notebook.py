@@ -192,7 +192,8 @@ class _Line:
 
     def _free(self) -> None:
         """Frees what a restart of the kernel would free and no name of the program holds."""
-        self.shell.displayhook.flush()
+        if self.shell.displayhook.do_full_cache:  # else there are no outputs, and flush() raises
+            self.shell.displayhook.flush()
         self.shell.last_execution_result = None  # its value, or its error
         self.shell.InteractiveTB.tb = None
         for name in _OUTPUTS:  # IPython remembers these a second time

@@ -168,6 +168,19 @@ def test_what_a_variable_holds_as_well_is_not_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_an_ipython_that_keeps_no_outputs_lets_go_of_the_rest(tmp_path: Path) -> None:
+    """InteractiveShell.cache_size = 0: its displayhook.flush() raises then."""
+    said = run_cells(
+        tmp_path,
+        "native",
+        "hook = get_ipython().displayhook\nhook.cache_size = hook.do_full_cache = 0",
+        "def work():\n    x = make(100)\n    1 / 0\nwork()",
+        "%pyalloc --free",
+    )
+    assert "100.0 MiB came free" in said[2] and said[2].endswith("-- well, 0 MiB")
+
+
+@pytest.mark.torch
 def test_without_a_device_the_cell_is_not_run(tmp_path: Path) -> None:
     skip_without("IPython")
     cells = ["%load_ext pyalloc", "%%pyalloc\nprint('it', 'ran')", "%pyalloc"]
