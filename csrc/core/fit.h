@@ -1,8 +1,8 @@
 /* The fit index: an arena's free runs by size.  Floor 3.
  *
- * Up to 1 MiB there is one ring for each size, usually with the lowest address first.  Above that there are 128
- * treaps per power of two, ordered by (bytes, addr): best fit costs the logarithm of one treap's size.  Nearly every
- * ring or treap holds at most one run, so that case is handled alike for both, without a branch that no processor
+ * Up to 1 MiB each size has a bin of its own, a ring, usually with the lowest address first.  Above that each power
+ * of two has 128 bins, treaps ordered by (bytes, addr): best fit takes the logarithm of one treap's size.  Nearly
+ * every bin holds at most one run, so rings and treaps handle that case alike, without a branch that no processor
  * could predict.  A bitmap tells which bins are filled.  Nothing is allocated here: the links are in the blocks. */
 #pragma once
 
@@ -33,16 +33,17 @@ struct pya_fit {
 void pya_fit_init(struct pya_fit *fit);
 void pya_fit_insert(struct pya_fit *fit, struct pya_block *run);
 void pya_fit_remove(struct pya_fit *fit, struct pya_block *run);
-/* Replaces run by heir, which may be the same record, with new bounds.  It keeps its place in the index if no other
- * run can lie between the old and the new size. */
+/* Replaces run by heir, which may be the same record, with new bounds.  Cheap if the run is alone in its bin and the
+ * new size belongs there too. */
 void pya_fit_replace(
     struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
     size_t bytes);
-/* The smallest run of at least `bytes`, and the lowest address among those; NULL: none.  The run stays in the index. */
+/* The smallest run of at least `bytes`; NULL: none.  Of several the lowest address, in a ring the first.  The run
+ * stays in the index. */
 struct pya_block *pya_fit_find(const struct pya_fit *fit, size_t bytes);
-/* The next run after `run` by (bytes, addr); NULL at the end. */
+/* The next run after `run` by (bytes, addr), in a ring by the ring's order; NULL at the end. */
 struct pya_block *pya_fit_next(const struct pya_fit *fit, const struct pya_block *run);
-/* Calls visit for each run of at least one page, in the order of pya_fit_next(). */
+/* Calls visit for each run of at least one page, ordered by (bytes, addr). */
 void pya_fit_visit_pages(
     const struct pya_fit *fit, void (*visit)(void *arg, struct pya_block *run), void *arg);
 /* The largest run; NULL: there is none. */

@@ -1,12 +1,14 @@
-/* memory=tight|balanced|fast.  Floor 10. */
+/* memory=tight|balanced|fast.  Floor 10.
+ *
+ * Most constants were chosen on replays of the recorded loops; docs/tried.md lists values that did worse. */
 #include "policy.h"
 
 #include "debug.h"
 #include "gc.h"
 
-/* The costs that the policy assumes for calls: published A100 figures.  An H200 takes 9 us to create a grain of any
- * size and 24 us to map it once more and make it accessible (csrc/device/sim_cost.h).  With those figures programs
- * take 0.02 to 0.04 more memory and a tenth less time in these calls. */
+/* What the policy assumes device calls to cost, close to figures published for an A100.  An H200 takes 9 us to create
+ * a grain of any size, and 24 us to map it once more and make it accessible (csrc/device/sim_cost.h).  With those
+ * figures programs would take 0.02 to 0.04 of peak live more memory, for a tenth less time in these calls. */
 enum {
     COST_CREATE_NS = 30000,
     COST_MAP_NS = 1500,
@@ -14,10 +16,10 @@ enum {
     COST_ACCESS_PAGE_NS = 2000,
 };
 
-/* A growth creates one page in GROW_SHARE of the existing ones, at least GROW_PAGES and at most GROW_MOST, because
- * each growth needs a call that makes the pages accessible.  Below GROW_EARLY pages each page is a good part of the
- * total, so the minimum is GROW_FEW.  A private pool grows by at most one page in GROW_POOL_SHARE of its own: nobody
- * else may use its pages, and each of many graphs may have a pool. */
+/* A growth that needs fewer pages creates 1/GROW_SHARE of the existing number, from GROW_PAGES to GROW_MOST, because
+ * every growth takes a call that makes its pages accessible.  Below GROW_EARLY pages each page is a good part of the
+ * total, so the minimum is GROW_FEW.  In a private pool the limit is 1/GROW_POOL_SHARE of the pool's own pages:
+ * nobody else may use the spare ones, and each of many graphs may have a pool. */
 #ifdef PYA_TEST_TINY
 enum { GROW_PAGES = 2 };
 #else
@@ -25,65 +27,67 @@ enum { GROW_PAGES = 4 };
 #endif
 enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POOL_SHARE = 4 };
 
-/* balanced: smaller requests are not worth stitching for. */
+/* balanced: smaller requests are not worth a stitch. */
 #define BALANCED_STITCH_FROM ((size_t)3 << 20)
-/* balanced: patience p allows stitching to cost up to p times the growth it avoids, counted since the last growth.
- * Once all stitching has cost BALANCED_EARLY_SHARE of creating all memory, patience falls to BALANCED_PATIENCE_LATE,
- * so that the total stays bounded however long a program runs.  Streams that share memory keep their patience longer
+/* balanced: with patience p, memory is stitched while debt + cost of this stitch < p x cost of the pages that it
+ * saves.  The debt is what stitching has cost since it last exceeded this bound and memory grew instead.  Once all
+ * stitching has cost BALANCED_EARLY_SHARE of creating all pages, patience falls to BALANCED_PATIENCE_LATE, so that
+ * the total stays bounded however long a program runs.  Streams that share memory keep their patience longer
  * (thrift()): stitching serves them far better than memory of their own. */
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
-/* Patience considers all unused memory, not only one growth.  If each large request is some percent of live memory,
- * one growth looks cheap beside stitching, but one after the other they added up to a quarter.  Once memory would
- * exceed peak live by more than EXCESS_FREE of it, each further percent adds EXCESS_PATIENCE / 100 of the patience.
- * This shrinks once stitching has cost a lot (thrift()), because sizes that never recur would be stitched for ever.
- * From EXCESS_FROM pages on a growth creates only the pages it needs. */
+/* If each large request is some percent of live memory, every single growth looks cheap beside stitching, but
+ * together they once added a quarter of peak live.  So patience depends on all unused memory.  Once a growth would
+ * bring memory to more than 1 + EXCESS_FREE times peak live, each further percent adds EXCESS_PATIENCE / 100 times
+ * the patience, less once stitching has cost a lot (thrift()): sizes that never recur would be stitched for ever.
+ * Growths then create only the pages that they need, in programs of at least EXCESS_FROM pages. */
 #define EXCESS_FREE 0.02
 #define EXCESS_FROM 64
 #define EXCESS_PATIENCE 250.0
-/* reuse() tells how often a stitched range was used again, as if REUSE_PRIOR ranges had been used once each before
- * the first one.  Reused ranges are worth their cost, so late patience is multiplied by it, at most by REUSE_MOST.
- * Below REUSE_LEAST a growth does not clear the stitching debt, but reduces it by GROWTH_PAYS times the cost of its
- * new pages: a small growth does not buy much more stitching. */
+/* reuse() is how often a stitched range is reused on average, as if REUSE_PRIOR ranges had been reused once each at
+ * the start.  Reused ranges are worth their cost, so late patience is multiplied by it, within 1 and REUSE_MOST.
+ * Below REUSE_LEAST, a growth does not clear the debt, but reduces it by GROWTH_PAYS times the cost of the pages that
+ * a stitch would have saved: a small growth must not buy much more stitching. */
 #define REUSE_PRIOR 16.0
 #define REUSE_LEAST 0.25
 #define REUSE_MOST 2.0
 #define GROWTH_PAYS 1.25
-/* Patience with pages taken from other streams: how many times the cost of creating them taking may cost, since the
- * stream last grew instead. */
+/* Pages are taken from other streams until this has cost TRANSFER_PATIENCE times what creating the pages would, since
+ * the stream last grew instead. */
 #define TRANSFER_PATIENCE 8.0
-/* Streams that share memory, and programs in excess, begin to lose patience once this has cost that many times the
- * creation of all memory. */
+/* thrift() halves patience once stitching, moves and transfers have cost this many times the creation of all
+ * pages. */
 #define THRIFT_FROM 2.0
-/* Patience above the level (gc.h), early and late; streams that share memory have BALANCED_PATIENCE.  Twice as much
- * makes a program whose sizes always change three times slower. */
+/* Patience above the level (gc.h), early and late; BALANCED_PATIENCE if streams share memory.  Twice as much made a
+ * program whose sizes always change three times slower. */
 #define PRESSED_PATIENCE 4.0
-/* Requests of at least 1/BALANCED_MOVE_SHARE of peak live move pages to the end instead of stitching.  Streams that
- * share memory always move: a stream can take over part of adjacent pages, but a stitched range only as a whole. */
+/* Requests of at least 1/BALANCED_MOVE_SHARE of peak live move pages to the end of the arena instead of stitching.
+ * If streams share memory, all do: a stream can take over a part of adjacent pages, but a stitched range only whole. */
 #define BALANCED_MOVE_SHARE 4
-/* Exceptions, which stitch: each of the last GROWING_FROM requests was larger than the one before by at most
- * 1/GROWING_SHARE ... */
+/* Large requests are stitched all the same if each of the last GROWING_FROM was larger than the one before by at most
+ * 1/GROWING_SHARE of it and one page ... */
 #define GROWING_SHARE 8
 #define GROWING_FROM 2
-/* ... or the last REPEATED_FROM had the same size: a stitched range is then reused, a moved run never is. */
+/* ... or if REPEATED_FROM in a row had the size of the one before: a stitched range is then reused, a moved run
+ * never. */
 #define REPEATED_FROM 2
-/* A stitched block owns its pages whole.  Once live stitched blocks leave more than this share of the pages that
- * stitching would save unused, new pages are better: they hold blocks of any size. */
+/* A stitched block owns its pages whole.  If the live ones and this one leave more bytes of their pages unused than
+ * WASTE_SHARE of what this stitch saves, new pages are better: they hold blocks of any size. */
 #define WASTE_SHARE 0.8
-/* If live memory rises, pages that were saved must soon be created anyway, and the cost of saving them is lost.  If
- * the last RISING_FROM choices were in vain like this, requests of at least RISING_LEAST bytes grow at once, provided
- * that the growth is at most RISING_SHARE of peak live, because what is created just before the rise ends stays. */
+/* While peak live rises, pages that a stitch saved must soon be created anyway, and its cost was in vain.  If this
+ * happened RISING_FROM times in a row, requests of at least RISING_LEAST bytes grow at once, but only where a stitch
+ * would save at most RISING_SHARE of peak live: what is created just before the rise ends stays. */
 #define RISING_FROM 2
 #define RISING_SHARE 0.005
 #define RISING_LEAST ((size_t)8 << 20)
 /* tight: physical memory may exceed peak live by TIGHT_SLACK of it before stitching starts.  Each stitch adds its
- * cost to a bucket, and every request drains a little.  Each time the bucket overflows, the slack grows by
- * TIGHT_SLACK_STEP. */
+ * cost to a bucket, and every request drains a little.  Each time the bucket reaches TIGHT_BUCKET_NS, it is emptied,
+ * and the slack grows by TIGHT_SLACK_STEP. */
 #define TIGHT_SLACK 0.01
 #define TIGHT_SLACK_STEP 0.02
 #define TIGHT_BUCKET_NS 20e6
-#define TIGHT_BUCKET_MOST_NS 60e3 /* limit for one stitch */
+#define TIGHT_BUCKET_MOST_NS 60e3 /* a stitch adds at most this */
 #define TIGHT_LEAK_NS 500.0       /* drained by each request */
 /* tight: requests of this size or more move pages instead of stitching. */
 #define TIGHT_MOVE_FROM ((size_t)1 << 30)
@@ -98,8 +102,8 @@ create_cost_ns(size_t n_pages) {
     return (double)n_pages * (COST_CREATE_NS + COST_MAP_NS + COST_ACCESS_PAGE_NS);
 }
 
-/* Fills tight's bucket.  It makes tight give way when saving the last percent would cost too much of the program's
- * time. */
+/* Adds a stitch to tight's bucket.  Because of it, tight allows more memory and simpler placement where saving the
+ * last percent would cost too much of the program's time. */
 static void
 policy_fill_bucket(struct pya_card *card, double cost_ns) {
     int64_t n_requests = (int64_t)pya_card_requests(card);
@@ -120,8 +124,7 @@ peak_with(const struct pya_card *card, size_t bytes) {
     return live > card->peak_live_bytes ? live : card->peak_live_bytes;
 }
 
-/* Memory beyond peak live, as a share of it and minus the allowance EXCESS_FREE, if n pages were created for a
- * request. */
+/* reserved / peak live - 1 - EXCESS_FREE, as they would be if n pages were created for a request of `bytes`. */
 static double
 excess_with(const struct pya_card *card, size_t bytes, size_t n) {
     double grown = (double)(card->reserved_bytes + n * PYA_PAGE);
@@ -161,9 +164,9 @@ pya_policy_pay(struct pya_arena *arena, size_t n_handles) {
     }
 }
 
-/* Streams that share memory pay for it again and again, and so do sizes that always change.  Once this has cost twice
- * what creating all memory did, they lose patience quickly, so that each gets the memory it needs and calls become
- * rare. */
+/* A factor of patience: 1 at first, 1/2 at THRIFT_FROM times the cost of creating all pages, 1/9 at twice that.
+ * Streams that share memory pay for it again and again, and so do sizes that never recur; in the end each gets memory
+ * of its own, and calls become rare. */
 static double
 thrift(const struct pya_card *card) {
     double spent = card->stitch_ns / (THRIFT_FROM * create_cost_ns(card->pages.n_live + 1));
@@ -193,7 +196,7 @@ reuse(const struct pya_card *card) {
     return ((double)card->n_reused + REUSE_PRIOR) / ((double)card->n_stitched + REUSE_PRIOR);
 }
 
-/* The debt that remains after growth adds n pages. */
+/* The debt that remains when memory grows instead of saving n pages. */
 static double
 debt_after_growth(const struct pya_arena *arena, size_t n) {
     double left = arena->stitch_debt_ns - GROWTH_PAYS * create_cost_ns(n);
@@ -205,9 +208,9 @@ pya_policy_is_growing(const struct pya_arena *arena) {
     return arena->n_grown >= GROWING_FROM;
 }
 
-/* Is this one growing tensor, each large request slightly larger than the one before?  A stitched range is extended
- * by just what it lacks, whereas the end of the arena, where pages are moved to, serves only one tensor.  Or is it a
- * request that recurs and finds its range again? */
+/* Is this one tensor that grows, each large request slightly larger than the one before?  A stitched range is
+ * extended by just what it lacks, whereas pages can be moved to the end of the arena for only one tensor.  Or does
+ * the same request recur, so that it will find its range again? */
 static bool
 is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     size_t n = pya_pages_for(bytes);
@@ -222,7 +225,7 @@ is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     return pya_policy_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
 }
 
-/* Did live memory repeatedly grow by as much as had been saved before? */
+/* Has peak live repeatedly risen by as much as the choice before had saved? */
 static bool
 is_rising(struct pya_arena *arena, const struct pya_plea *plea) {
     const size_t peak_live = peak_with(arena->card, plea->bytes);
@@ -243,7 +246,7 @@ plan_how(struct pya_arena *arena, const struct pya_plea *plea) {
     return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
-/* Saves the pages that growing would need, until saving has cost `patience` times as much as these pages. */
+/* Stitches or moves, unless that would waste too much or patience has run out; then memory grows. */
 static enum pya_plan
 plan_save(struct pya_arena *arena, const struct pya_plea *plea, double patience) {
     enum pya_plan how = plan_how(arena, plea);
@@ -283,7 +286,7 @@ plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
     return plan_save(arena, plea, patience);
 }
 
-/* Above the level: prefers whatever saves pages, until it has cost far more than the pages. */
+/* Above the level a page is worth more: patience does not fall, however long the program runs. */
 static enum pya_plan
 plan_pressed(struct pya_arena *arena, const struct pya_plea *plea) {
     double patience = pya_card_is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
