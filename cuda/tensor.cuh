@@ -1,7 +1,7 @@
 #pragma once
-/* Products of 128 x 128 on tensor cores, as accurate as fp32.  On its way to shared memory each number is split into two
- * half-precision parts, x = hi + lo; the result is lo*hi + hi*lo + hi*hi, small terms first.  The tensor core truncates
- * when it adds, so a sum kept there would drift: it sums 16 products at a time, and those sums are added in fp32,
+/* Products of 128 x 128 on tensor cores, as accurate as fp32.  On its way to shared memory each number is split into
+ * two half-precision parts, x = hi + lo; the result is lo*hi + hi*lo + hi*hi, small terms first.  The tensor core
+ * truncates when it adds, so long sums would drift: it sums 16 terms at a time, and those sums are added in fp32,
  * rounded to nearest.
  *
  * 8 warps, four in rows and two in columns, each computing 32 x 64 of the result. */
@@ -13,12 +13,12 @@
 enum {
     SLICE = 32,     /* numbers of each row that are multiplied between two barriers: 16 or 32 */
     PAIR_AHEAD = 1, /* slices on their way from global memory */
-    PAIR_SLICE = 2 * BIG * SLICE, /* both factors; split, a number takes as much as before */
-    PAIR_ROOM = (2 + PAIR_AHEAD) * PAIR_SLICE,
-    PAIR_LONG = 1024, /* dimensions from which on cosines need lo*lo as well */
+    PAIR_SLICE = 2 * BIG * SLICE, /* both factors, in floats; hi and lo take as much as one */
+    PAIR_ROOM = (2 + PAIR_AHEAD) * PAIR_SLICE, /* two slices split, the others as they came */
+    PAIR_LONG = 1024,   /* from this many dimensions on cosines need lo*lo as well */
     W_STRIDE = BIG + 8, /* 8: no bank conflicts */
     W_ROOM = BIG * W_STRIDE,
-    WEIGH_DEPTH = 16,
+    WEIGH_DEPTH = 16, /* the same for weighted sums: rows of b in a slice, slices on their way */
     WEIGH_AHEAD = 2,
     WEIGH_RAW = WEIGH_DEPTH * BIG,
     WEIGH_STRIDE = BIG / 2 + 4, /* words of a row of hi or of lo; 4: no bank conflicts */
@@ -60,8 +60,8 @@ tensor_clear(patch acc) {
     }
 }
 
-/* scale * (x, y) in two parts: hi has 11 bits, lo the next 11; at most 2^-25 is lost.  If hi is infinite, lo is infinite
- * with the other sign, so that any sum with both is NaN. */
+/* scale * (x, y) in two parts: hi has 11 bits, lo the next 11.  At most 2^-23 of a number is lost, or 2^-25 if that
+ * is more.  If hi is infinite, lo is infinite with the other sign, so that any sum with both is NaN. */
 static __device__ inline void
 split_halves(float x, float y, float scale, unsigned *hi, unsigned *lo) {
     float hx;
@@ -71,7 +71,7 @@ split_halves(float x, float y, float scale, unsigned *hi, unsigned *lo) {
     *lo = half_pack(fmaf(x, scale, -hx), fmaf(y, scale, -hy));
 }
 
-/* The same with a whole number as hi.  Sums of products of these are exact up to 2^24, whatever a tensor core truncates. */
+/* The same with a whole number as hi.  Sums of their products are exact up to 2^24, however a tensor core truncates. */
 static __device__ inline void
 split_whole(float x, float y, float scale, unsigned *hi, unsigned *lo) {
     const float shift = 12582912.0f; /* 1.5 * 2^23 */
@@ -112,7 +112,7 @@ tensor_step(
     }
 }
 
-/* Two numbers side by side in shared memory. */
+/* Loads two adjacent numbers from shared memory. */
 static __device__ inline void
 get_pair(const float *p, float *x, float *y) {
     const float2 both = *(const float2 *)p;
@@ -120,15 +120,15 @@ get_pair(const float *p, float *x, float *y) {
     *y = both.y;
 }
 
-/* Can whole groups of four be copied? */
+/* Can groups of four numbers be copied at once? */
 static __device__ inline bool
 rows_are_aligned(rows r) {
     return ((unsigned long long)r.p | (unsigned long long)r.stride * 4) % 16 == 0;
 }
 
-/* Copies groups of four numbers at column d from N rows, i, i + step, ...; zeros where there are none.  They go to every
- * 4 * THREADS-th place, where only this thread looks for them after async_wait.  r is passed by value: in shared memory
- * it would be read again after each copy. */
+/* Copies groups of four numbers at column d from N rows, i, i + step, ...; zeros where there are none.  The groups go
+ * to places 4 * THREADS apart, which only this thread reads after async_wait, so it needs no barrier.  r is passed by
+ * value: by reference it would be read from shared memory again after each copy. */
 template <int N>
 static __device__ inline void
 copy_fours(float *to, const rows r, int i, int step, int d, int dim) {
@@ -160,15 +160,14 @@ copy_fours(float *to, const rows r, int i, int step, int d, int dim) {
 
 /* --- pairs: acc = a b^T of 128 rows each --------------------------------------------------------- */
 
-/* Cosines of unit vectors.  With these scales hi are whole numbers whose sum of products hardly exceeds 2^24 (of 16
- * products: 1/8 in cosines), and lo is so small that lo*lo can be left out below PAIR_LONG dimensions: 4e-8 at the mode;
- * it would be more if both scales were the smaller one.  A row of a with a number of 4 or more, or of b with 8 or more,
- * gives NaN. */
+/* Cosines of unit vectors.  With these scales a sum of 16 products of hi hardly ever exceeds 2^24 (1/8 of a cosine),
+ * and lo is so small that leaving out lo*lo costs at most 4e-8 at the mode below PAIR_LONG dimensions; with 8192 for
+ * both it would cost more.  A row of a with a number of 4 or more, or of b with 8 or more, gives NaN. */
 #define PYA_SCALE_A 16384.0f
 #define PYA_SCALE_B 8192.0f
 
-/* Where a chunk of a row is stored, four words; lo is PAIR_LO after hi.  Chunks with the same number of eight rows are in
- * different banks, and so are the first or the second halves of them. */
+/* Where a chunk of a row is stored: four words of hi; those of lo lie PAIR_LO words later.  The exclusive or puts
+ * chunks with the same number, of eight successive rows, in different banks. */
 static __device__ inline int
 pair_chunk(int row, int chunk) {
     return row * (SLICE / 2) + 4 * (chunk ^ (SLICE == 32 ? row >> 1 & 3 : row >> 2 & 1));
@@ -255,8 +254,8 @@ pair_multiply(patch acc, const unsigned *a, const unsigned *b) {
     }
 }
 
-/* A slice is split into one of two buffers while other threads still multiply what is in the other.  room is free when
- * pair_finish returns. */
+/* A slice is split into one of two buffers while other threads still multiply what is in the other.  room is free
+ * when pair_finish returns. */
 static __device__ inline void
 pair_finish(patch acc, float *room, const rows &a, const rows &b, int dim) {
     tensor_clear(acc);
@@ -320,12 +319,12 @@ weigh_start(float *room, const rows &b, int c0, int dim) {
 }
 
 /* The largest absolute weight of each row, in either half of the columns, and of each column, in each quarter of the
- * rows.  Whoever computes w knows them. */
+ * rows.  The code that computes w fills it in. */
 enum { OF_ROWS = 0, OF_COLUMNS = 2, N_LARGEST = 6 };
 typedef float largest_weights[N_LARGEST][BIG];
 
-/* The power of two that brings a row's largest weight to at least 2^14 and below 2^15 (weights below 2^-101 do not all get
- * that far), and the factor for its results that follows from it. */
+/* The power of two that brings a row's largest weight to at least 2^14 and below 2^15 (weights below 2^-101 do not
+ * all get that far), and the factor for its results that follows from it. */
 static __device__ inline float
 weigh_scale(float largest) {
     const int exponent = __float_as_int(largest) >> 23;
@@ -338,8 +337,8 @@ weigh_unscale(float scale) {
     return __int_as_float((243 - exponent) << 23);
 }
 
-/* Weights of k from o on, split, in the form that half_multiply takes; first: the thread's first row of the result, and
- * its slot in k.  If TRANSPOSED, k is permuted as by weigh_slot, to avoid bank conflicts. */
+/* The weights of a slice, split, as half_multiply takes them; first: the weight at the thread's first row of the
+ * result and its first k.  If TRANSPOSED, k is permuted as by weigh_slot, to avoid bank conflicts. */
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_fragments(struct fragments_a *a, const float *first, const float scale[4]) {
@@ -424,7 +423,7 @@ weigh_finish(
     }
 }
 
-/* The same number by number in fp32, for numbers that cannot be split into half-precision parts. */
+/* The same by fp32 multiply-adds, for b with numbers that cannot be split into half-precision parts. */
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_plain(patch acc, const float *w, const rows &b, int c0, int dim) {

@@ -59,7 +59,7 @@ struct pya_arena {
     /* seq at the last observed change, and the number of the card's requests then. */
     uint64_t seen_seq;
     uint64_t seen_requests;
-    double stitch_debt_ns; /* what stitching has cost since patience last ran out (policy.c) */
+    double stitch_debt_ns;   /* what stitching has cost since patience last ran out (policy.c) */
     double transfer_debt_ns; /* the same for pages taken from other streams */
     size_t wasted_bytes;     /* bytes of live stitched ranges' pages that their blocks do not use */
     /* The last large request that no run fitted; how many in a row each were a little larger, or the same size

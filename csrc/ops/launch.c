@@ -11,8 +11,8 @@ enum {
     WARP = 32,
     COLUMNS = 128,         /* of a row that a warp of additive attention takes */
     CHUNK_BLOCKS = 320,    /* blocks wanted in its forward */
-    KEPT_BYTES = 28 << 20, /* of keys and values to keep in an L2 cache of 40 MB and more */
-    FEW_BLOCKS = 400,      /* with fewer blocks, those of its gradients of keys are large */
+    KEPT_BYTES = 28 << 20, /* of its keys and values stay in the L2 cache (40 MB and more) */
+    FEW_BLOCKS = 400,      /* with fewer blocks for its gradients of keys, each has MANY_THREADS */
     FEW_THREADS = 128,
     MANY_THREADS = 384,
     BIG = 128,
@@ -21,8 +21,8 @@ enum {
     MAX_WALKED = 65535,
     TENSOR_DIM = 64,    /* least D for tensor cores */
     FULL_CARD = 96,     /* blocks that keep a card busy */
-    CUT_TILES = 8,      /* least number of tiles of samples to cut */
-    CUT_T = 16,         /* largest n_t to cut for */
+    CUT_TILES = 8,      /* least number of tiles of samples that are cut into chunks */
+    CUT_T = 16,         /* largest n_t with which they are */
     FEW_WORK = 1 << 18, /* most multiplications of a t that a block computes pair by pair */
     ATTENTION_THREADS = 128,
     SPAN_TENSOR = 32, /* keys or queries in a tile of attention on tensor cores */
@@ -33,7 +33,7 @@ launch_parts(int64_t n, int64_t step) {
     return (uint64_t)((n + step - 1) / step);
 }
 
-/* n_parts blocks for each t; a block loops over t's beyond the grid's limit */
+/* n_parts blocks for each t; beyond the grid's limit, a block loops over several t. */
 static struct pya_driver_grid
 launch_grid_ps(const struct pya_ops_ps *ps, uint64_t n_parts, uint32_t shared) {
     struct pya_driver_grid g = {
@@ -41,9 +41,9 @@ launch_grid_ps(const struct pya_ops_ps *ps, uint64_t n_parts, uint32_t shared) {
     return g;
 }
 
-/* From 64 dimensions on, three TF32 products are more accurate than a sum in fp32, whose rounding errors grow with its length
- * (tests/ops/test_cuda_tensor.py measures both).  With fewer dimensions, a log-probability is bound by memory.
- * The tensor-core kernels count with 32 bits, up to one tile beyond the last row. */
+/* From 64 dimensions on, the three half-precision products (cuda/tensor.cuh) are more accurate than a sum in fp32, whose
+ * rounding errors grow with its length (tests/ops/test_cuda_tensor.py measures both).  With fewer dimensions, a
+ * log-probability is bound by memory.  The tensor-core kernels count with 32 bits, up to one tile beyond the last row. */
 static bool
 launch_takes_tensor(
     const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name,
@@ -58,8 +58,8 @@ launch_has_pairs(const struct pya_ops_ps *ps, int64_t most) {
     return ps->n_l <= most && ps->n_m <= most && ps->n_l * ps->n_m <= most;
 }
 
-/* Kernels that compute a t pair by pair, with more digits.  One block per t if neither the t's nor their pairs would keep a
- * card busy; one warp per t if no t has more pairs than a warp has threads. */
+/* Kernels that compute a t pair by pair, in double.  One block per t if there are few t, pairs and multiplications, which
+ * would not keep a card busy; otherwise one warp per t if a t has at most as many pairs as a warp has threads. */
 struct launch_thin {
     const char *forward, *backward;
     int64_t threads; /* per t; 0: too many pairs for these kernels */
@@ -105,8 +105,8 @@ launch_is_of_components(const struct pya_ops_ps *ps) {
     return ps->d_loc.p != NULL || ps->d_scale.p != NULL || ps->d_log_weights.p != NULL;
 }
 
-/* One block per t computes all gradients from one set of weights, if that keeps the card busy or saves work.  Otherwise
- * separate blocks for components and for samples compute the weights twice. */
+/* One block per t computes all gradients from one set of weights, if that keeps the card busy or a t is a single tile.
+ * Otherwise separate blocks for components and for samples compute the weights twice. */
 static int
 launch_ps_backward_tensor(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
     const uint64_t parts = (launch_is_of_components(ps) ? launch_parts(ps->n_m, BIG) : 0) +
@@ -135,8 +135,8 @@ launch_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to)
     return status;
 }
 
-/* With few t and many samples, a single block would go through all samples of its components.  So we cut the samples into
- * chunks, which the kernels treat like different t; afterwards the chunks' contributions to a component are summed. */
+/* With few t and many samples, a few blocks would go through all samples while most of the card is idle.  So the samples are
+ * cut into chunks, which the kernels treat like different t; afterwards the chunks' contributions to a component are summed. */
 struct launch_cut {
     int64_t rows; /* in a chunk; the last may have fewer */
     int64_t n;    /* chunks; 1: not cut */
@@ -279,7 +279,8 @@ launch_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* As many parts as the card can run at once, of at least as many keys as a block has warps, and at most as it has threads. */
+/* The keys are cut into so many parts that there are CHUNK_BLOCKS blocks, but a part has at least as many keys as a block has
+ * warps, and at most as many as it has threads. */
 static int64_t
 launch_key_parts(const struct pya_ops_additive *a) {
     const int64_t wanted = launch_most(CHUNK_BLOCKS / launch_most(a->n_q * a->n_b, 1), 1);
@@ -288,8 +289,8 @@ launch_key_parts(const struct pya_ops_additive *a) {
     return launch_most((int64_t)launch_parts(a->n_s, taken), 1);
 }
 
-/* Numbers in a row, and rows of probabilities, are counted with 32 bits up to one block beyond the last; in a gradient of
- * values up to four times as far. */
+/* Do the kernels' 32-bit counters suffice?  They count numbers in a row, and rows of probabilities, up to one block beyond the
+ * last; in a gradient of values up to four times as far. */
 static bool
 launch_counts(const struct pya_ops_additive *a) {
     const int64_t most = INT32_MAX - (1 << 16);

@@ -1,5 +1,5 @@
 #pragma once
-/* Vectors of PowerSpherical cosines, and recomputing the coarse ones (ps_coarse.h).  Floor 1.
+/* Tiles of PowerSpherical cosines, and recomputing those that are too coarse (ps_coarse.h).  Floor 1.
  * Long because every kernel variant compiles this arithmetic inline. */
 #include <math.h>
 #include <stdint.h>
@@ -16,9 +16,9 @@ struct ps_product {
     int rows, nv;
 };
 
-/* Computes the first k terms of each sum; the second function adds to them.  Not inlined: among other variables the sums would
- * leave the registers.  Two functions, because one that may add is slower when it does not.  By pointer, because a structure on
- * the stack is copied with loads wider than the stores before them, which then wait for all earlier stores. */
+/* Computes the first k terms of each sum; the second function adds further terms.  Not inlined: among other variables the sums
+ * would be spilled.  Two functions, because one with a flag is slower.  By pointer: a structure passed by value is copied with
+ * loads wider than the stores that wrote it, which cannot be forwarded and wait until all earlier stores are done. */
 static __attribute__((noinline, flatten, unused)) void
 ps_panel(const struct ps_product *x, int k) {
     tile_panel(x->rows, x->nv, k, x->a, x->b, (struct pya_tile_c){x->c.p, x->c.row, 0});
@@ -31,8 +31,8 @@ ps_panel_add(const struct ps_product *x, int k) {
 
 enum { LONG_SUM = 256 };
 
-/* Long sums are computed as sums of sums: otherwise their errors would show where a gradient's terms cancel.  Returns how many
- * terms from `done` on to sum together. */
+/* Sums are computed in parts of LONG_SUM terms: the rounding errors of one long sum would show where a gradient's terms
+ * cancel.  Returns the number of terms of the part that begins at `done`. */
 static inline int
 ps_terms(int k, int done) {
     return k - done < LONG_SUM ? k - done : LONG_SUM;
@@ -55,7 +55,7 @@ ps_clamp(vr u) {
     return v_min(v_set(1), v_max(v_set(-1), u));
 }
 
-/* The same for a cosine that is not too coarse: it is well above -1, so dividing by 1 + u stays finite. */
+/* The same for a cosine that is not too coarse.  It is well above -1, so 1 / (1 + u) is finite. */
 static inline vr
 ps_fine(vr u) {
     return v_min(v_set(1), u);
@@ -80,7 +80,7 @@ ps_gap_one_plus_u(vr gap) {
     return v_sel(m_lt(v_set(0), gap), near, v_add(v_set(2), gap));
 }
 
-/* The limits of a tile's cosines.  A component's cosines may be in a row or in a column. */
+/* A tile's cosines below low or above their component's high are too coarse.  of_rows: components are rows of the tile. */
 struct ps_limits {
     const real *high; /* NULL: no cosine is too high */
     real low;
@@ -98,7 +98,7 @@ ps_is_coarse(vr u, vr low, vr high) {
     return m_any(m_lt(u, low)) || m_any(m_lt(high, u));
 }
 
-/* Is any cosine of a tile too coarse?  Mostly none is, and finding that takes few instructions. */
+/* Is any cosine of a tile too coarse?  Usually none is, which takes few instructions to find out. */
 static inline bool
 ps_any_is_coarse(const real *u, ptrdiff_t row, struct ps_limits x) {
     vr least = v_set(1);
@@ -117,8 +117,8 @@ ps_any_is_coarse(const real *u, ptrdiff_t row, struct ps_limits x) {
     return found;
 }
 
-/* Turns a vector of cosines into gaps: recomputed ones where they are too coarse, elsewhere gaps with the same logarithm as the
- * cosine, so that forward and backward agree however their tiles are placed. */
+/* Turns a vector of cosines into gaps.  Those that are too coarse are recomputed; the others become u - 1, from which
+ * ps_log_y's result follows bit by bit, so that forward and backward agree although their tiles differ. */
 static inline void
 ps_refine(real *u, vr high, int k, struct pya_tile_a a, struct pya_tile_b b, real low) {
     vwide sum;

@@ -17,33 +17,33 @@ struct ps_tile {
     real *value_t;            /* [D][lm], the mixture's forward */
     real *loc;                /* [mb][ld] */
     real *loc_t;              /* [D][lm] */
-    real *u;                  /* [lb][lm]: cosines, then W */
+    real *u;                  /* [lb][lm]: cosines, then W (ps_backward.c) */
     real *d_value;            /* [lb][ld] */
     real *d_loc;              /* [mb][ld] */
     real *kappa, *h, *dh, *a; /* [mb] padded to whole vectors */
-    real *dh_far;             /* dh - log 2, rounded once; both NULL if no gradient is computed */
-    real *h_low;              /* rounding error of h */
-    real *dh_low;             /* rounding error of dh */
+    real *dh_far; /* dh - log 2, rounded once; NULL like dh if no gradient is computed */
+    real *h_low;  /* rounding error of h */
+    real *dh_low; /* rounding error of dh */
     /* For gradients in tiles: h - kappa log 2, and a with its own rounding error or that of h. */
     real *h_far, *a_far, *a_near;
-    real *high;      /* [mb], the cosine above which float is too coarse for the component */
-    real low;        /* the cosine below which it is for all components */
+    real *high;      /* [mb], cosines above are too coarse for the component (ps_coarse.h) */
+    real low;        /* cosines below are too coarse for all components */
     real least_high; /* the least `high` of any component */
     bool has_high;   /* least_high is finite */
     real least, least_log_y;          /* 1 + u and log y of gradients at the antipode */
     double *all_g, *all_far, *all_gs; /* [mb], sums over the blocks */
     real *f, *grad;                   /* [lb] */
-    /* The given gradients of several t, [n_t][n_l][n_m], if those of one t are scattered; NULL: they are read in place. */
+    /* Copies of the given gradients of several t, [t][n_l][n_m], if those of one t are scattered; NULL: read in place. */
     real *given;
     ptrdiff_t given_l, given_t; /* strides */
     ptrdiff_t first_t;          /* the first of these t */
 };
 
-/* If numbers of successive t are adjacent, memory delivers several of them in each 64 bytes.  So this many t are read together,
- * or as many as fit in the L2 cache. */
+/* If given gradients of successive t are adjacent, a cache line holds up to 16 of them.  So this many t are read together, or
+ * as many as fit in the L2 cache. */
 enum { GIVEN_MOST = 16, GIVEN_BYTES = 2 << 20 };
 
-/* How many t are read together; 1: read in place.  If there are few t, several threads share one. */
+/* How many t are read together, so that each thread still gets at least two such groups; 1: read in place. */
 static inline ptrdiff_t
 ps_n_given(const struct pya_ops_ps *ps) {
     const bool is_apart = ps->log_weights.p == NULL && ps->grad_t == 1 && ps->grad_m != 1;
@@ -56,7 +56,7 @@ ps_n_given(const struct pya_ops_ps *ps) {
 
 enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
 
-/* At most this many pairs of a sample and a component per t count as few: a tile would be nearly empty. */
+/* With at most this many pairs of a sample and a component per t, a tile would be nearly empty (ps_thin.c). */
 enum { THIN_PAIRS = 32 };
 
 static inline bool
@@ -74,7 +74,7 @@ ps_n_blocks(int64_t n, ptrdiff_t block) {
     return (ptrdiff_t)((n + block - 1) / block);
 }
 
-/* Number of rows in the block that exist. */
+/* Number of the block's rows that exist. */
 static inline int
 ps_count(int64_t n, ptrdiff_t start, ptrdiff_t block) {
     return (int)(n - start < block ? n - start : block);
@@ -178,11 +178,12 @@ ps_log_above(double c) {
     return (exponent - 6755399441055744.0) * 0.69314718055994531 + ps_log_ratio(f);
 }
 
+/* The asymptotic series below are precise enough from PS_SHIFT on; smaller arguments are shifted up.  PS_SHIFT_PART steps at a
+ * time, because their product fits in a double for any float. */
 enum { PS_SHIFT = 12, PS_SHIFT_PART = 3 };
 
 /* pya_special_normalizer() for many kappa >= 0 at once, without calls or branches so that the compiler vectorizes it; 1e-11
- * relative.  shift: PS_SHIFT, or 0 if beta is at least that; done in parts, whose products fit in a double for any float.
- * slope: dh is wanted. */
+ * relative.  shift: PS_SHIFT, or 0 if b is at least that.  slope: dh is wanted. */
 static inline __attribute__((always_inline)) void
 ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool slope) {
     const double b = 0.5 * (dim - 1.0);
@@ -194,7 +195,8 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
     const real *restrict kappa = w->kappa;
     for (int i = 0; i < n; i++) {
         double a = (double)kappa[i] + b;
-        double inverse = 1.0; /* 1 / what the shift takes from the normalizer */
+        double inverse =
+            1.0; /* 1 / the factor between the normalizers before and after the shift */
         double steps = 0.0;
 #pragma GCC unroll 4
         for (int part = 0; part < shift; part += PS_SHIFT_PART) {
@@ -235,7 +237,7 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
     }
 }
 
-/* Vectorized if possible; a kappa below 0 needs more care. */
+/* Vectorized if possible; negative kappa are left to pya_special_normalizer(). */
 static inline void
 ps_normalize(struct ps_tile *w, int n, int64_t dim) {
     const bool slope = w->dh != NULL;
@@ -263,7 +265,7 @@ ps_normalize(struct ps_tile *w, int n, int64_t dim) {
     }
 }
 
-/* Computes what follows from kappa, and the padding, which has no weight. */
+/* Computes what depends on kappa alone, and fills the padding with components of weight 0. */
 static inline void
 ps_tile_finish(struct ps_tile *w, int64_t dim, int n) {
     ps_normalize(w, n, dim);
@@ -302,8 +304,8 @@ ps_log_prob(vr log_y, vr kappa, vr h) {
     return v_fma(kappa, v_sel(m_eq(kappa, v_set(0)), finite, log_y), h);
 }
 
-/* log y + h' of a cosine.  In many dimensions most cosines are near 0: log y is then nearly -log 2 and h' nearly log 2, and
- * their sum keeps all digits only if computed as log(1 + u) + (h' - log 2). */
+/* log y + h' of a cosine.  In many dimensions most cosines are near 0: log y is then nearly -log 2 and h' nearly log 2, so
+ * their sum would cancel.  log(1 + u) + (h' - log 2) keeps all digits. */
 static inline vr
 ps_slope(const struct ps_tile *w, int j, vr u) {
     const vm is_near = m_lt(v_set((real)0.5), u);
@@ -320,7 +322,7 @@ ps_set_least(struct ps_tile *w, int32_t dtype) {
     w->least_log_y = (real)log(0.5 * step);
 }
 
-/* Units of work that a thread takes at a time: few if they are heavy, many if they are tiny. */
+/* Units of work that a thread takes at a time: 1/32 of its share, from 1 to 64. */
 static inline int
 ps_chunk(ptrdiff_t units, int n_threads) {
     ptrdiff_t c = units / ((ptrdiff_t)n_threads * 32);
