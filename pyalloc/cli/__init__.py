@@ -50,7 +50,7 @@ def load(name: str) -> Subcommand:
 
 
 def _description(command: Subcommand) -> str:
-    """The docstring for a terminal: prose wrapped, examples as they are."""
+    """The docstring, formatted for a terminal: prose is wrapped, examples stay as they are."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     return "\n\n".join(
         text if text.startswith("pyalloc ") else textwrap.fill(" ".join(text.split()), 79)
@@ -74,11 +74,11 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; the exit code is the error's own where one is raised."""
+    """Runs one subcommand; returns its exit code, or that of the error it raised."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal of few characters gets "?", no error
+        sys.stdout.reconfigure(errors="replace")  # print "?" for what the terminal cannot show
     try:
         with _ended_in_order():
             code = _dispatch(words)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.clear()
         return 130
     except BrokenPipeError:
-        _drop_output()  # the reader of our output went away; nothing to say to it
+        _drop_output()  # the reader of our output is gone
         return 141
     except OSError as error:
         _drop_output()
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does: temporary files and processes would stay otherwise."""
+    """Makes SIGTERM and SIGHUP unwind like Ctrl-C; otherwise temporary files and child processes would remain."""
 
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -121,13 +121,13 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Python has None for a stream that was closed before it began, as daemons do."""
+    """Replaces streams that were closed before Python started, as daemons do; Python sets them to None."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _drop_output() -> None:
-    """What is still buffered cannot be written; Python would try again, and complain, at its end."""
+    """Redirects standard output to nowhere: Python would try to write its buffer at exit, and complain."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

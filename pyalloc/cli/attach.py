@@ -59,7 +59,7 @@ class Command:
         parser.add_argument("-q", "--quiet", action="store_true", help="print errors only")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Says what was begun or ended, and what comes next."""
+        """Begins or ends a recording; prints which, and the next command."""
         if args.stop:
             return _stop(args)
         path = args.output or Path(f"out.{args.pid}.pya")
@@ -87,7 +87,7 @@ def _check_output(args: argparse.Namespace, path: Path) -> None:
     try:
         autorecord.prepare(path, stacks=args.stacks, automatic=True, force=args.force)
     except UsageError:
-        with contextlib.suppress(UsageError):  # what is there may be what the process writes now
+        with contextlib.suppress(UsageError):  # the process may be writing that very file
             found = live.ask(args.pid).get("recording")
             if found is not None:
                 return  # the process will say so
@@ -95,7 +95,7 @@ def _check_output(args: argparse.Namespace, path: Path) -> None:
 
 
 class _Line:
-    """A line of the terminal, while something is waited for."""
+    """A line on the terminal that says what is waited for; cleared at the end."""
 
     def __init__(self, is_quiet: bool) -> None:
         self.is_shown = not is_quiet and sys.stderr.isatty()
@@ -108,13 +108,13 @@ class _Line:
         self.show("")
 
     def show(self, text: str) -> None:
-        """In place of what was there."""
+        """Replaces the line."""
         if self.is_shown and text != self.last:
             console.show_in_place(text)
             self.last = text
 
     def waiting(self, doing: str) -> None:
-        """The process does not come to what it is asked."""
+        """Shows what the process does instead of answering."""
         self.show(f"waiting, {doing}")
 
 
@@ -154,7 +154,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _until_end(args: argparse.Namespace, path: Path) -> int:
-    """Watches; the process itself counts the time."""
+    """Shows the progress; the process itself keeps the time."""
     begin = time.monotonic()
     try:
         with _Line(args.quiet) as line:

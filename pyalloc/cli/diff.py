@@ -74,7 +74,7 @@ class Command:
         last = found[-1]
         if len(found) == 2:
             sides = [Side(each, each.peak, each.path.name) for each in found]
-            if sides[0].name == sides[1].name:  # of two folders
+            if sides[0].name == sides[1].name:  # the same name in two folders
                 sides = [replace(side, name=str(side.found.path)) for side in sides]
         else:
             moments, names = _steps(last, args)
@@ -99,7 +99,7 @@ class Command:
 
 
 def _is_above(told: Comparison, args: argparse.Namespace) -> bool:
-    """Says so, for a text or page may go to a file."""
+    """Whether the growth exceeds --fail-above.  Says so here too, because the output may go to a file."""
     before = told.before.moment.allocated_bytes
     if args.fail_above is None or told.bytes <= args.fail_above.of(before):
         return False
@@ -119,7 +119,7 @@ def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
 
 
 def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tuple[str, str]]:
-    """The moments at the beginning of two steps; without a wish, of the third and the last looked at."""
+    """The moments at which two steps begin: those of --steps, or the third and the last that were analysed."""
     wanted: list[int] | None = args.steps
     if wanted is None:
         usable = [step for step in found.steps if step[1] in found.moments]
@@ -146,7 +146,7 @@ def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tup
 
 
 def _events_of(wanted: list[int], found: Analysis) -> list[int]:
-    """With which steps of these numbers begin."""
+    """The events at which the steps of these numbers begin."""
     events = []
     for number in wanted:
         event = begin_of(found.steps, number)
@@ -157,9 +157,9 @@ def _events_of(wanted: list[int], found: Analysis) -> list[int]:
 
 
 def _end_mark(found: Analysis) -> tuple[int, int] | None:
-    """The last step and what begins after it, where that is no step of the program's: nothing was asked for in it.
+    """The numbers of the last step and of what begins after it, if no memory was requested in the latter.
 
-    A recording's own steps end with the optimizer's, after the last one too.
+    Steps that pyalloc marks begin after each step of the optimizer, so one begins after the last, too.
     """
     if len(found.steps) < 2:
         return None

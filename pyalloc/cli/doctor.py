@@ -32,7 +32,7 @@ class Command:
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
         try:
             config = Config.of()
-        except ConfigError:  # which sends here for the list
+        except ConfigError:  # its message refers to this list
             _print_options(Config())
             raise
         _print_options(config)
@@ -46,7 +46,7 @@ class Command:
             return 1
         _print_devices()
         for line in status().lines():
-            if not line.startswith("settings: "):  # they are above
+            if not line.startswith("settings: "):  # already printed
                 print(folded(line))
         return 0 if _allocation_works() else 1
 

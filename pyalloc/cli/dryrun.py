@@ -58,7 +58,7 @@ class Command:
         launching.prepare_parser(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """The program's exit code is ours."""
+        """Returns the program's exit code."""
         console.check_output(args.json, args.force)
         if args.json is not None and args.json == args.record:
             raise UsageError(
@@ -69,12 +69,12 @@ class Command:
             words = launching.command("dryrun", args.module, [])
         if args.plan is not None and args.allocator != "pyalloc":
             raise UsageError("only pyalloc follows a plan; add --allocator pyalloc")
-        # What another allocator's program would do with the environment's is its own affair.
+        # Another allocator ignores the environment's plan.
         plan = args.plan or (args.allocator == "pyalloc" and os.environ.get(PLAN))
         if plan:
-            from pyalloc import planning  # with all that reads traces: others start faster
+            from pyalloc import planning  # loads all that reads traces: slow
 
-            planning.check(Path(plan))  # a mistake is told here, not by each child
+            planning.check(Path(plan))  # a mistake is reported here, not by each child
         options = dryrun.Options(
             command=tuple(words),
             memory=replaying.limit_of("--memory", args.memory),

@@ -58,7 +58,7 @@ class Command:
         }
         first, last = (rows[0].event, rows[-1].event) if rows else (0, 0)
         head = f"{title}: events {first:,} to {last:,} of {found.totals['n_events']:,}"
-        # An error is an event of its own, and the moment looked at is the one before it.
+        # An out-of-memory error is an event, and its moment is the one before it.
         number = event if when.OOM.fullmatch(args.at) else max(event - 1, 0)
         lines = [head, *_lines(found, rows, number)]
         lines += [text.wrapped(caveat) for caveat in found.caveats]
@@ -74,14 +74,14 @@ def _more(found: Analysis, row: Told) -> str:
 
 
 def _lines(found: Analysis, rows: list[Told], event: int) -> list[str]:
-    """A line each; the event asked for is marked, or the last one before it that is shown."""
+    """One line per event; marks the event asked for, or the last one shown before it."""
     origin = found.totals["first_ns"]
     marked = max((row.event for row in rows if row.event <= event), default=-1)
     cells = [
         (
             ">" if row.event == marked else " ",
             f"{row.event:,}",
-            f"{(row.time_ns - origin) // 1000 / 1000:.3f}",  # as the page has it
+            f"{(row.time_ns - origin) // 1000 / 1000:.3f}",  # as on the page
             text.clip(_more(found, row), 32),
             size(row.bytes) if row.bytes else "",
             found.line_of(row),

@@ -51,7 +51,7 @@ class Command:
         suffix, convert = export.FORMATS[args.to]
         target = args.output = args.output or args.file.parent / f"{args.file.stem}{suffix}"
         _check_suffix(target, args.to)
-        console.keep_inputs(args)  # a snapshot has the suffix of one already
+        console.keep_inputs(args)  # the default may be the name of the snapshot itself
         console.check_output(target, args.force)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         with (
@@ -64,7 +64,7 @@ class Command:
                 writes = functools.partial(export.to_csv, file, out)
             else:
                 found = trace.analyse(file, n_bins=5000, progress=progress)
-                found.path = args.file  # a snapshot was read from elsewhere
+                found.path = args.file  # a snapshot was read through a temporary file
                 notes = found.notes
                 writes = functools.partial(convert, file, found, out)
             progress.close()
@@ -83,7 +83,7 @@ class Command:
 
 
 def _check_suffix(target: Path, form: str) -> None:
-    """Raises UsageError where the name is one of another format's; any other is the user's own affair."""
+    """Raises UsageError if the name has the suffix of another format; any other name is allowed."""
     suffixes = {name: Path(f"x{suffix}").suffix for name, (suffix, _) in export.FORMATS.items()}
     suffix = target.suffix.lower()
     if suffix in suffixes.values() and suffix != suffixes[form]:

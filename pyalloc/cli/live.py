@@ -14,8 +14,8 @@ from pyalloc import console, keyboard, live
 from pyalloc.errors import UsageError
 from pyalloc.report.live import ORDERS, View, screen, watched
 
-_N_LINES = 8  # that a key brings
-_ALL_LINES = 10_000  # which of them have changed most is seen here
+_N_LINES = 8  # shown by the key l
+_ALL_LINES = 10_000  # enough to sort by change here
 
 
 class Command:
@@ -58,7 +58,7 @@ class Command:
         parser.add_argument("--json", action="store_true", help="print one line of JSON per update")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ends well when the process does."""
+        """Prints updates; ends with 0 when the process ends."""
         if not args.json and not args.count and console.has_color() and sys.stdin.isatty():
             return _Watch(args).run()
         history: list[int] = []
@@ -93,7 +93,7 @@ def _allocated(figures: dict[str, Any]) -> int:
 
 
 class _Watch:
-    """On a terminal, with keys."""
+    """The view on a terminal, with keys."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -102,12 +102,12 @@ class _Watch:
         self.figures: dict[str, Any] = {}
 
     def run(self) -> int:
-        """Ends with a key, or when the process does; the last that was seen stays."""
+        """Runs until a key ends it or the process ends; the last figures stay on the screen."""
         self._look()
         try:
             with keyboard.screen():
                 has_ended = self._go_on()
-        except KeyboardInterrupt:  # the usual way
+        except KeyboardInterrupt:  # the usual way out
             has_ended = False
         print(console.printable(screen(self._last(), self.history)))
         if has_ended:
@@ -116,7 +116,7 @@ class _Watch:
         return 0
 
     def _go_on(self) -> bool:
-        """True: the process has ended."""
+        """Updates the screen; returns whether the process has ended."""
         until = time.monotonic() + self.args.interval
         while True:
             height = shutil.get_terminal_size().lines
@@ -129,7 +129,7 @@ class _Watch:
                 continue
             try:
                 self._look()
-            except live.BusyError:  # what was seen last stays
+            except live.BusyError:  # the last figures stay
                 continue
             except UsageError:
                 return True
@@ -140,7 +140,7 @@ class _Watch:
         self.history.append(_allocated(self.figures))
 
     def _press(self, key: str) -> bool:
-        """Is the process to be asked at once?"""
+        """Handles a key; returns whether to ask the process at once."""
         view = self.view
         if key == " ":
             view.is_paused = not view.is_paused
@@ -157,7 +157,7 @@ class _Watch:
         return False
 
     def _last(self) -> dict[str, Any]:
-        """With as many lines as were seen."""
+        """The last figures, with as many lines as were shown."""
         lines, n = self.figures.get("lines"), self.view.n_lines
         if not lines or not n:
             return {key: value for key, value in self.figures.items() if key != "lines"}

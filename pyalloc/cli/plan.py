@@ -16,8 +16,8 @@ from pyalloc.moments import PAGE
 from pyalloc.report import text
 from pyalloc.units import size
 
-_FEW = 0.01  # of all bytes: not worth a word
-_LEAST_PLACED = 1 / 2  # of what was alive: a program that died early repeats itself within a step
+_FEW = 0.01  # of all bytes: less is not mentioned
+_LEAST_PLACED = 1 / 2  # of live bytes: a program that died early repeats itself within a step
 
 
 class Command:
@@ -57,7 +57,7 @@ class Command:
         parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Writes the plans, and says what they come to."""
+        """Writes the plans, and prints what they achieve."""
         if len(args.file) > 1 and args.output is not None:
             raise UsageError(
                 "-o works with one file only; leave it out, and each plan is named after its file"
@@ -89,7 +89,7 @@ class Command:
 
 @dataclass(frozen=True)
 class _Made:
-    """A plan that was written, its replays, and what the recording says of itself."""
+    """A plan that was written, its replays, and the recording's figures and notes."""
 
     file: Path
     target: Path
@@ -109,9 +109,9 @@ class _Made:
 
 
 def _given(made: list[_Made], n_files: int) -> dict[Path, list[_Made]]:
-    """What is to be given as --plan, with whose plans these are: ranks are given one name, others each their own.
+    """The names to pass as --plan, each with its plans: all ranks share one name, other files have one each.
 
-    A rank's second process follows the first one's plan, which is no reason to name its own.
+    A rank's second process follows the plan of its first one, so its own is not named.
     """
     found: dict[Path, list[_Made]] = {}
     firsts = [each for each in made if not ranked.is_second(each.target)]
@@ -152,9 +152,9 @@ def _next(given: Path, ranks: list[_Made]) -> str:
 
 
 def _why_not(made: _Made) -> str:
-    """Why a plan is of no use, if it is."""
+    """Why the plan should not be used; empty if it should."""
     planned, unplanned = (made.figures[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
-    # Private pools, for example, take what lies idle otherwise, and a plan knows nothing of them.
+    # For example, private pools use memory that is idle otherwise, and a plan does not cover them.
     if planned > unplanned + PAGE:
         return "The program needs less memory without the plan: do not use it, or record again."
     peaks = made.info["device_peak"]
@@ -171,7 +171,7 @@ def _why_not(made: _Made) -> str:
 def _replayed(
     program: _core.Program, plan: planning.Plan, progress: console.Progress
 ) -> dict[str, Any]:
-    """The recording on the other allocators, and with the plan."""
+    """Replays the recording on each allocator, and on pyalloc with the plan."""
     figures = replaying.compare(program, replaying.policies(), progress=progress)
     planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan.packed())
     return {**figures, PLANNED: planned["pyalloc"]}

@@ -74,7 +74,7 @@ class Command:
             replaying.check_settings(names, "--conf")
         if args.plan is not None:
             replaying.check_settings(names, "--plan")
-            Config(args.conf, str(args.plan))  # refuses settings that leave no room for one
+            Config(args.conf, str(args.plan))  # raises if these settings rule out a plan
             plan = planning.read(args.plan).packed()
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         reading = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
@@ -187,14 +187,14 @@ def _table(
 
 
 def _mib(size: int) -> str:
-    """As few MiB as hold it: what is typed back as --memory has to be enough."""
+    """In MiB, rounded up, so that it is enough when passed as --memory."""
     return f"{-(-size // 2**20):,} MiB"
 
 
 def _next(
     args: argparse.Namespace, info: dict[str, Any], least: dict[str, Any], notes: dict[str, str]
 ) -> str:
-    if info["n_ooms"]:  # with what was enough for the trace it would fail again
+    if info["n_ooms"]:  # it would fail again with what is enough for the trace
         return f"pyalloc report {console.quoted(args.file)}"
     if least:
         name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
@@ -214,6 +214,6 @@ def _next(
 
 
 def _settings(args: argparse.Namespace) -> tuple[str, str]:
-    """Those of policy pyalloc, as they are typed: --conf's, and --plan."""
+    """--conf and --plan of the policy pyalloc, as a user types them."""
     plan = f" --plan {console.quoted(args.plan)}" if args.plan else ""
     return console.quoted(args.conf) if args.conf else "", plan

@@ -86,7 +86,7 @@ class Command:
         return 0
 
     def _read(self, args: argparse.Namespace, path: Path) -> Analysis:
-        """With replays where it is the only one; of ranks the memory alone is compared."""
+        """Analyses a file; replays it only if there is no other, because ranks are compared by memory alone."""
         progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
         with trace.read_once(path, progress):
             found = self._analyse(args, path, progress)
@@ -110,7 +110,7 @@ class Command:
 
     @staticmethod
     def _with_memory(args: argparse.Namespace, found: list[Analysis]) -> list[Analysis]:
-        """Without processes that only looked at the device, such as torch.compile's workers: they are no ranks."""
+        """Leaves out processes that allocated nothing, such as torch.compile's workers: they are not ranks."""
         kept = [each for each in found if each.totals["n_allocs"]] or found
         left = [each.path.name for each in found if each not in kept]
         if left:
@@ -123,17 +123,17 @@ class Command:
             return
         try:
             found.replays = _replays(found.path, args)
-        except TraceError as error:  # all but these can be told
+        except TraceError as error:  # the rest of the report needs none
             console.complain(f"pyalloc report: the report has no replays: {error}")
 
 
 def _oom(text: str) -> int:
-    """The type of an argument that names an error, from 1 on, as a place from 0 on; -1: the last."""
+    """Argument type: the number of an error, from 1 on, as an index from 0 on; -1: the last."""
     return -1 if text == "last" else console.count(text) - 1
 
 
 def _steps(text: str) -> trace.Steps:
-    """The type of an argument that names steps."""
+    """Argument type: steps."""
     if text == "all":
         return "all"
     named = re.fullmatch(r"(\d+)(?:-(\d+))?", text, re.ASCII)
@@ -151,7 +151,7 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     with trace.program(path, reading) as program:
         reading.close()
         if args.device >= 0 and program.info()["n_devices"] > 1:
-            return {}  # all devices are replayed: no figures to set beside those of one
+            return {}  # a replay covers all devices, so it does not compare with one
         results = replaying.compare(program, replaying.policies(), progress=progress)
         if _may_save(program.info(), results["pyalloc"]):
             with contextlib.suppress(PlanError):
@@ -177,7 +177,7 @@ def _next(found: Analysis) -> str:
     if found.is_empty:
         return console.RECORD
     if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
-        return f"pyalloc replay {path}"  # left out here
+        return f"pyalloc replay {path}"  # not replayed here
     if leaks.growth(found) or leaks.jumps(found):
         return f"pyalloc top {path} --over-time"
     if any(item.kind == "policy" for item in advice.advise(found)):

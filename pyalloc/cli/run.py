@@ -45,13 +45,13 @@ class Command:
         launching.prepare_parser(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Becomes the program: exit code, signals and terminal are its own."""
+        """Replaces this process by the program, so exit code, signals and terminal are its own."""
         text = ",".join(part for part in (environment_text(), args.conf) if part)
         plan = str(args.plan or os.environ.get(PLAN, ""))
-        plan = os.path.abspath(plan) if plan else ""  # the program may change its folder
-        Config(text, plan)  # a mistake is told here, not by each child
+        plan = os.path.abspath(plan) if plan else ""  # the program may change directory
+        Config(text, plan)  # a mistake is reported here, not by each child
         if plan:
-            from pyalloc import planning  # with all that reads traces: others start faster
+            from pyalloc import planning  # loads all that reads traces: slow
 
             planning.check(Path(plan))  # as above
         check_torch_settings()
@@ -67,7 +67,7 @@ class Command:
         env[PLAN] = plan
         autorecord.remove_earlier(args.record)
         sys.stdout.flush()
-        # Python ignores these, and what it becomes would, too.
+        # Python ignores these signals, and the program would inherit that.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, env)

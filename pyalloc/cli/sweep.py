@@ -21,7 +21,7 @@ class Command:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Traces, and what to vary; each may be given again."""
+        """The traces, and what to vary; each option may be repeated."""
         parser.add_argument("file", type=Path, nargs="+", help="traces or snapshots")
         parser.add_argument(
             "--policy",
@@ -55,12 +55,10 @@ class Command:
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """One row for each combination; 2 where a trace is damaged: the rows of the others are there."""
+        """Prints one row per combination; returns 2 if a trace is damaged, after printing the others' rows."""
         console.prepare_output(args)
         limits = [replaying.limit_of("--limit", text) for text in args.limit] if args.limit else [0]
-        typed = dict(
-            zip(limits, args.limit or [], strict=False)
-        )  # two may be the same when rounded
+        typed = dict(zip(limits, args.limit or [], strict=False))  # two may round to the same
         policies = args.policy or replaying.policies()
         if args.conf:
             replaying.check_settings(policies, "--conf")
@@ -68,7 +66,7 @@ class Command:
             raise UsageError("give one of --workers and --dask: a Dask cluster has its own workers")
         todo = sweeping.points(args.file, policies, limits, args.conf or [""])
         for path in args.file:
-            path.stat()  # a name that is not there is told before the others are replayed
+            path.stat()  # a missing file is reported before anything is replayed
         progress = console.Progress("sweeping", "replays", 1, quiet=args.quiet)
         if args.dask:
             results = list(sweeping.on_dask(todo, args.dask, progress))
@@ -88,7 +86,7 @@ class Command:
                 f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
                 f"{ratio if row['completed'] else '':>8}{row['n_calls']:>10,}"
             )
-            # The columns take the whole width: a setting stands below its own.
+            # The columns take the whole width, so settings go on a line below.
             lines.append(hung(head, row["conf"].replace(",", ", ")))
         told = {
             f"{Path(row['path']).name}: {each}": None for row in replayed for each in row["caveats"]

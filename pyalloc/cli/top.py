@@ -20,7 +20,7 @@ _GROUPS = (
     *("contributor", "line", "function", "module", "category", "size", "label", "stream", "thread"),
     *("pool", "block", "stack"),
 )
-_NEXT = {"line": "stack", "stack": "category"}  # what to group by then
+_NEXT = {"line": "stack", "stack": "category"}  # what to group by next
 
 
 class Command:
@@ -171,7 +171,7 @@ def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
     return moments[event]
 
 
-_MISSING = {  # why there may be no rows, of a moment
+_MISSING = {  # why a moment may have no rows
     "label": "nothing alive {} has a label; "
     'torch.cuda.memory._set_memory_metadata("...") labels what is allocated after it',
     "thread": "it does not say which thread requested what is alive {}; "
@@ -221,7 +221,7 @@ def _by_function(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, A
 
 
 def _requests(words: str) -> int:
-    """The type of an argument that says how long a temporary block may live."""
+    """Argument type: how many requests a temporary block may outlive."""
     if not words.isdecimal() and Path(words).exists():
         raise argparse.ArgumentTypeError(
             f"{words!r} was taken for N; put the file before --temporary, or write --temporary=1"
@@ -313,7 +313,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
 
 
 def _callers(found: Analysis, stack: int) -> list[str]:
-    """Whose calls led to the program's line of a stack, the nearest first."""
+    """The calls that led to the program's line of a stack, nearest first."""
     own = str(found.place(stack))
     before = itertools.takewhile(lambda call: call != own, stacks.calls(found, stack))
     return [text.clip(call, 62) for call in reversed(list(before))]
