@@ -1,6 +1,6 @@
-"""Additive attention's kernels: how they are called, and what torch knows of them."""
+"""Additive attention's kernels: how they are called, and how they are registered with torch."""
 # mypy: disable-error-code="untyped-decorator, misc"
-#   torch is not followed: what derives from it or is decorated by it has no type
+#   mypy does not follow torch: what derives from it or is decorated by it has no type
 # ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_ROWS = (0, 0, 0)
 
 
 def _rows(stride: Sequence[int]) -> tuple[int, int, int]:
-    """Struct pya_ops_view of the rows of a (B, rows, n) tensor, or of a (B, n) with one each."""
+    """Struct pya_ops_view of the rows of a (B, rows, n) tensor, or of a (B, n) tensor with one row each."""
     return SOMEWHERE, stride[1] if len(stride) == 3 else 0, stride[0]
 
 
@@ -47,7 +47,7 @@ def _rows_of(x: Tensor | None) -> tuple[int, int, int]:
 
 
 def _inputs(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, ...]:
-    """The structure's sizes and what follows them up to the score vector."""
+    """The structure's fields from the sizes to the score vector."""
     n_b, n_s, n_h = keys.shape
     n_q = query.shape[1] if query.dim() == 3 else 1
     rows = (number for x in (query, keys, values) for number in _rows(x.stride()))
@@ -55,7 +55,7 @@ def _inputs(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, ...]:
 
 
 def _options(query: Tensor, keys: Tensor, values: Tensor, *, accumulate: bool) -> tuple[int, ...]:
-    """The structure's last numbers."""
+    """The structure's last fields."""
     work = 16 * query[..., 0].numel() * keys.shape[1] * (keys.shape[2] + values.shape[2])
     # a tanh takes as long as 16 multiply-adds
     return 0, 0, accumulate, dtype_code(keys.dtype), threads(work)
@@ -111,7 +111,7 @@ def _plan_backward(
 ) -> _Backward:
     args = _pack(
         *_inputs(query, keys, values),
-        *_NO_ROWS,  # what the mask hides has no probability
+        *_NO_ROWS,  # no mask: the probabilities of what it hides are 0
         SOMEWHERE,
         *_NO_ROWS,  # no context
         *_rows_of(grad),
@@ -132,7 +132,7 @@ def _plan_backward(
 
 _READS = (dense_rows, dense_rows, dense_rows, dense_rows)
 _forward_plans = Plans((*_READS, None), _plan_forward)
-# The probabilities are as made, but for what vmap's folding does to them.
+# The probabilities are as the forward made them, unless vmap folded them.
 _backward_plans = Plans(
     (*_READS, Tensor.contiguous, dense_rows, dense_rows, None, None), _plan_backward
 )
@@ -141,7 +141,7 @@ _backward_plans = Plans(
 def forward_kernel(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Also of a query (B, H), with results of as many dimensions."""
+    """Takes a query (B, Q, H) or (B, H); results have as many dimensions."""
     on_device = _cuda.on_device(keys)
     plan, tensors = _forward_plans.find((query, keys, values, v, mask), on_device)
     context, probs = plan.context(), plan.probs()
@@ -157,7 +157,7 @@ def backward_kernel(
     *,
     accumulate: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
+    """Returns gradients of query and, per batch entry, v; writes those of keys and values to the sinks, if any."""
     on_device = _cuda.on_device(inputs[1])
     tensors = (*inputs, probs, *grads, *sinks)
     plan, found = _backward_plans.find(tensors, accumulate, on_device)
@@ -180,7 +180,7 @@ def _gradients(
     mask: Tensor | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """Those of keys and values where they are needed."""
+    """Of query, keys, values and, per batch entry, v; None where keys or values need none."""
     d_keys, d_values = (
         torch.empty_like(x, memory_format=torch.contiguous_format) if need else None
         for x, need in ((keys, needs[1]), (values, needs[2]))
@@ -193,16 +193,16 @@ def _gradients(
 
 
 def run_direct(*args: Any) -> tuple[Tensor, Tensor]:
-    """As run, where nothing but autograd looks at the call and the kernels serve."""
+    """Like run(), for calls that only autograd sees and that the kernels can serve."""
     run = _Direct.apply if asks_gradient(args[:4]) else forward_kernel
     context, probs = run(*args)
     return context, probs
 
 
 def run(*args: Any) -> tuple[Tensor, Tensor]:
-    """The registered op, or in plain eager mode the same without the dispatcher's cost.
+    """Calls the registered op; in plain eager mode does the same without the dispatcher's cost.
 
-    query, keys, values, v, mask.
+    Takes query, keys, values, v, mask.
     """
     run = torch.ops.pyalloc.additive_attention
     if is_empty(*args[:3]):
@@ -314,7 +314,7 @@ class _Direct(torch.autograd.Function):
 
 
 def _of_one_query(backward: Any, *args: Any) -> tuple[Tensor, ...]:
-    """The gradients of a query (B, H) by a form that takes (B, 1, H): grad, grad_probs, probs, query and the rest."""
+    """Calls a backward that takes queries (B, 1, H) for one of (B, H): grad, grad_probs, probs, query and the rest."""
     four = (None if x is None else x.unsqueeze(1) for x in args[:4])
     d_query, *others = backward(*four, *args[4:])
     return (d_query.squeeze(1), *others)
@@ -349,7 +349,7 @@ def _rule(
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     n = info.batch_size
     *three, v, mask = args
-    if in_dims[3] is not None:  # a score vector each: one call each
+    if in_dims[3] is not None:  # score vectors differ: one call each
         parts = [call(*_entry(args, in_dims, i)) for i in range(n)]
         return (torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])), (0, 0)
     three = [fold(x, d, n, 0) for x, d in zip(three, in_dims[:3], strict=True)]

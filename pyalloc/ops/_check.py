@@ -19,9 +19,9 @@ def require_tensor(op: str, name: str, given: object) -> None:
 
 
 def require_float(op: str, **tensors: Tensor) -> None:
-    """Every argument is a floating tensor of a supported dtype, all on one device.
+    """Checks that every argument is a dense tensor of a supported floating dtype, all on one device.
 
-    Calls nothing where all is well, for an op's call may be over in microseconds.
+    Makes no calls if all is well, because a whole op may take only microseconds.
     """
     device = None
     for name, x in tensors.items():
@@ -42,7 +42,7 @@ def require_float(op: str, **tensors: Tensor) -> None:
 
 
 def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
-    """The common shape, or an error that shows every part."""
+    """The common shape; the error, if there is none, shows all shapes."""
     rank = max(len(shape) for shape in shapes.values())
     out = [1] * rank
     holds = asker()
@@ -59,7 +59,7 @@ def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def autocast_is_on(device: str) -> bool:
-    """Of that type of device; torch raises for "meta", which has none."""
+    """Whether autocast is on for that type of device; torch raises for "meta", which has none."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 

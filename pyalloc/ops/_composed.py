@@ -1,11 +1,11 @@
-"""The registered ops as functions that torch.func transforms, to any order and in any nesting.
+"""The registered ops in a form that torch.func can transform, to any order and in any nesting.
 
-torch.library's own autograd formulas serve plain autograd and the compiler, but refuse `grad` and ignore `jvp`
-without a word. So where a transform is at work each op is called as an autograd.Function made here, whose backward
-calls another one. Beyond the kernels' forward and backward all derivatives are those of the formulas in `_eager`.
+Autograd formulas registered with torch.library serve plain autograd and the compiler, but they refuse `grad` and
+silently ignore `jvp`. So while a transform is active, each op is called as an autograd.Function made here, whose
+backward calls another one. Derivatives beyond the kernels' forward and backward come from the formulas in `_eager`.
 """
 # mypy: disable-error-code="misc"
-#   torch is not followed: what derives from it has no type
+#   mypy does not follow torch: classes derived from it have no type
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
 def is_before_dispatch() -> bool:
-    """Whether make_fx(pre_dispatch=True) looks at this call, whose mode is on a stack of its own."""
+    """Whether make_fx(pre_dispatch=True) traces this call; its mode is on a stack of its own."""
     return bool(_is_included(_BEFORE_DISPATCH))
 
 
 def is_transformed() -> bool:
-    """Whether a torch.func transform or forward-mode differentiation looks at the calls now made."""
+    """Whether a torch.func transform or forward-mode differentiation applies to calls made now."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def has_tangent(x: Tensor) -> bool:
-    """Whether a forward-mode differentiation goes along x."""
+    """Whether x has a tangent in a forward-mode differentiation."""
     return forward_ad._current_level >= 0 and _at_any_level(x, _has_own_tangent)
 
 
 def tangent_depth(x: Tensor) -> int:
-    """How many nested forward-mode transforms of torch.func go along x, or along its tangent."""
+    """How many nested forward-mode transforms of torch.func have a tangent for x, or for its tangent."""
     functorch = torch._C._functorch
     innermost = functorch.peek_interpreter_stack()
     if innermost is None:
@@ -71,7 +71,7 @@ def _has_own_tangent(x: Tensor) -> bool:
 
 
 def _at_any_level(x: Tensor, holds: Callable[[Tensor], bool]) -> bool:
-    """Whether it holds for x as any transform at work sees it: to an inner one, an outer's variable is a constant."""
+    """Whether it holds for x as any active transform sees it: to an inner one, an outer's variable is a constant."""
     if holds(x):
         return True
     functorch = torch._C._functorch
@@ -87,19 +87,19 @@ def _at_any_level(x: Tensor, holds: Callable[[Tensor], bool]) -> bool:
 
 
 def _kinds_at_work() -> list[Any]:
-    """Of the torch.func transforms around this call, the innermost last."""
+    """The kinds of the torch.func transforms around this call, innermost last."""
     return [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
 
 
 def is_pushed_twice(x: Tensor) -> bool:
-    """Whether forward mode within forward mode asks for more than a first derivative by x."""
+    """Whether nested forward modes ask for more than a first derivative with respect to x."""
     if torch.compiler.is_compiling() or _kinds_at_work().count(_Kind.Jvp) < 2:
         return False
     return tangent_depth(x) > 1
 
 
 def needs_more_than_once() -> bool:
-    """Whether a transform will ask for other than one reverse-mode derivative, as far as can be seen."""
+    """Whether, as far as can be seen, transforms will ask for anything but one reverse-mode derivative."""
     if torch.compiler.is_compiling():
         return False
     kinds = _kinds_at_work()
@@ -107,12 +107,12 @@ def needs_more_than_once() -> bool:
 
 
 def is_batched(grad: Tensor | None) -> bool:
-    """Whether a backward runs for many at once: is_grads_batched, which is not of torch.func."""
+    """Whether a backward runs for a batch of gradients: is_grads_batched, which is no torch.func transform."""
     return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
 
 
 def is_checkpointed() -> bool:
-    """Whether torch.utils.checkpoint saves what is saved now, or makes it again."""
+    """Whether torch.utils.checkpoint handles what is saved for backward now: its forward, or its recomputation."""
     hooks = _default_hooks(True)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
@@ -131,7 +131,7 @@ def composable(
         op: the registered op, run below all transforms.
         setup: as for torch.library's register_autograd.
         vjp: (ctx, *grads), must call composable forms itself.
-        rule: (call, info, in_dims, *args) as for register_vmap, call being what to make its calls with.
+        rule: (call, info, in_dims, *args) as for register_vmap; calls the op through call.
         plain: the same outputs in differentiable torch, for forward-mode.
     """
 
@@ -163,18 +163,18 @@ def composable(
             return _push(pulled, [args[i] for i in moving], [tangents[i] for i in moving])
 
     def call(*args: Any) -> Any:
-        # torch's compiler cannot follow a Function through transforms (2.15 gives wrong second
-        # derivatives, before it none at all), nor make_fx before dispatch, but plain torch they can
+        # Neither torch's compiler (2.15 gives wrong second derivatives, older versions none) nor make_fx
+        # before dispatch can follow a Function through transforms; plain torch they can follow.
         if torch.compiler.is_compiling() or is_before_dispatch():
             return plain(*args)
         _flops.register_where_modes_are()
         kinds = _kinds_at_work()
-        # forward mode is off while torch runs a Function's jvp: an outer one would see no tangents there
+        # torch switches forward mode off while it runs a Function's jvp: an outer jvp would see no tangents.
         if kinds.count(_Kind.Jvp) > 1:
             return plain(*args)
         if _Kind.Functionalize not in kinds:
             return Composed.apply(*args)
-        # functionalize() has no rule for a Function, and the registered op drops what transforms derive
+        # functionalize() has no rule for a Function, and the registered op would lose the derivatives.
         derives = forward_ad._current_level >= 0 or _Kind.Jvp in kinds or _Kind.Grad in kinds
         return plain(*args) if derives else op(*args)
 
@@ -184,7 +184,7 @@ def composable(
 def _pull(
     plain: Callable[..., Any], args: Sequence[Any], moving: Sequence[int]
 ) -> Callable[..., Any]:
-    """Plain as a function of the arguments that move alone."""
+    """The formula as a function of only the arguments that have tangents."""
 
     def function(*xs: Tensor) -> Any:
         given = list(args)
@@ -198,7 +198,7 @@ def _pull(
 def _push(
     function: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> Any:
-    """The Jacobian times the tangents: the derivative of u -> u J, since forward mode does not nest."""
+    """The Jacobian J times the tangents, as the derivative of u -> u J: forward mode itself does not nest."""
     out, pull = torch.func.vjp(function, *primals)
     anywhere = torch.utils._pytree.tree_map(torch.zeros_like, out)
     _, pull_again = torch.func.vjp(pull, anywhere)

@@ -27,7 +27,7 @@ from pyalloc.ops._library import Call, address, library, packer
 
 _SEAL = hashlib.sha256().digest_size
 SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
-FAMILIES = ("ps", "additive", "attention")  # the kernels of one need none of another
+FAMILIES = ("ps", "additive", "attention")  # each compiles without the others
 
 
 class Target(ctypes.Structure):
@@ -44,10 +44,10 @@ _pack_target = packer(Target)
 
 
 def on_device(x: Tensor) -> bool:
-    """Whether x's op is launched rather than called.
+    """Whether x's op is launched on a GPU rather than called on the CPU.
 
     Raises:
-        OpError: x's memory is neither the host's nor CUDA's; a call would read what is not there.
+        OpError: x is on neither of them; its kernel would read memory that does not exist.
     """
     if x.is_cuda:
         return True
@@ -57,17 +57,17 @@ def on_device(x: Tensor) -> bool:
 
 
 def serves(x: Tensor, family: str) -> bool:
-    """Whether a family's kernels can take x: float32 on a device they could be loaded for."""
+    """Whether a family's kernels can take x: float32 on a device that could load them."""
     is_float = x.dtype == torch.float32
     return is_float and x.is_cuda and _module(x.device.index or 0, family) is not None
 
 
 @functools.cache
 def has_kernel(device: int, family: str, name: bytes) -> bool:
-    """Whether a device has loaded that one of a family's.
+    """Whether a device has loaded this kernel of a family.
 
     Raises:
-        OpError: it has loaded none, and cannot while a graph is captured.
+        OpError: the family is not loaded, and cannot be while a graph is captured.
     """
     found = _module(device, family)
     if found is None:
@@ -79,9 +79,9 @@ def has_kernel(device: int, family: str, name: bytes) -> bool:
 
 
 def is_direct(family: str, *inputs: Tensor) -> bool:
-    """Whether an op needs no dispatcher to find its kernel: on the CPU, or where a family's kernels serve.
+    """Whether an op can bypass the dispatcher: on the CPU, or if the family's kernels serve.
 
-    inputs: those without whose numbers nothing is launched.
+    inputs: tensors that must not be empty, because nothing is launched then.
     """
     first = inputs[0]
     return first.is_cpu or (serves(first, family) and all(x.numel() > 0 for x in inputs))
@@ -100,7 +100,7 @@ def refuse_dropout(dropout: float) -> None:
 
 
 def refuse_captured_dropout(dropout: float, like: Tensor) -> None:
-    """The seed is a number of the launch: every replay would drop what the capture did."""
+    """The seed is an argument of the launch, so every replay would drop what the capture did."""
     if dropout > 0 and like.is_cuda and is_captured(like.device):
         raise OpError(
             "scaled_attention: a captured graph would drop the same probabilities at every replay; "
@@ -109,7 +109,7 @@ def refuse_captured_dropout(dropout: float, like: Tensor) -> None:
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether a graph records what goes to the device, or to the current one, for which alone torch answers."""
+    """Whether a graph is captured on the current device or on this one; torch answers only for the current one."""
     if torch.cuda.is_current_stream_capturing():
         return True
     with torch.cuda.device(device):
@@ -117,14 +117,14 @@ def is_captured(device: torch.device) -> bool:
 
 
 def room(op: str, args: bytes) -> int:
-    """Numbers that a launch keeps beside its results, by the structure that it gets."""
+    """How many numbers of workspace a launch with this structure needs."""
     ask = getattr(library(), f"pya_ops_cuda_{op}_room")
     ask.restype = ctypes.c_int64
     return int(ask(args))
 
 
 def perform(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
-    """Launches or computes, whichever of the two it was planned for."""
+    """Launches the call or computes it on the CPU, as planned."""
     if call.family:
         launch(call, like, *tensors)
     else:
@@ -132,7 +132,7 @@ def perform(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
 
 
 def launch(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
-    """Runs a call of a launcher on torch's current stream of the device of like."""
+    """Launches a call on torch's current stream of like's device."""
     where = target(like, call.family)
     status = op_call(address(call.name), call.args, call.places, where, *tensors)
     if status == 0:
@@ -144,7 +144,7 @@ def launch(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
 
 
 def target(like: Tensor, family: str) -> bytes:
-    """Struct pya_ops_target: a family's loaded module and torch's current stream on the device of like."""
+    """Struct pya_ops_target: a family's loaded module, and torch's current stream of like's device."""
     device = like.get_device()
     module, context = _module(device, family) or (0, None)
     return _pack_target(module, _raw_stream(device), context or 0)
@@ -154,7 +154,7 @@ def _current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-# what torch's own compiled programs ask: a tenth of the time, where there is such
+# What torch's compiled programs call: takes a tenth of the time, but not every version has it.
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
@@ -165,7 +165,7 @@ def _error(lib: ctypes.CDLL) -> str:
 
 @functools.cache
 def _module(device: int, family: str) -> tuple[int, int | None] | None:
-    """A family's kernels loaded in a device's primary context, and that; None, with a warning, if that fails."""
+    """A family's module in a device's primary context, and that context; None, after a warning, if loading fails."""
     if is_captured(torch.device("cuda", device)):
         raise OpError(
             "pyalloc.ops: the CUDA kernels cannot be loaded while a graph is captured; "
@@ -176,9 +176,9 @@ def _module(device: int, family: str) -> tuple[int, int | None] | None:
         if lib.pya_ops_cuda_open(None) != 0:
             raise OpError(_error(lib))
         with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # the context exists and is current
+            torch.cuda.current_stream().synchronize()  # makes the context exist and current
             loaded = load(lib, torch.cuda.get_device_capability(device), family)
-            for name in kernel_names(SOURCE.read_bytes(), family):  # none is left for a capture
+            for name in kernel_names(SOURCE.read_bytes(), family):  # now: a capture could not
                 lib.pya_ops_cuda_has(ctypes.byref(loaded), name)
         return int(loaded.module), loaded.context
     except (OpError, OSError) as error:
@@ -190,10 +190,10 @@ def _module(device: int, family: str) -> tuple[int, int | None] | None:
 
 
 def load(lib: ctypes.CDLL, capability: tuple[int, int], family: str) -> Target:
-    """A family's kernels in the thread's context: the first image that its driver takes.
+    """Loads a family's kernels into the thread's context, from the first image that the driver accepts.
 
     Raises:
-        OpError: the driver takes none, or there is none.
+        OpError: the driver accepts none, or there is none.
     """
     loaded = Target()
     for image in images_for(capability, family):
@@ -203,16 +203,16 @@ def load(lib: ctypes.CDLL, capability: tuple[int, int], family: str) -> Target:
 
 
 def kernel_names(text: bytes, family: str = "") -> list[bytes]:
-    """The kernels of a source, or of a family; those that end in _tensor exist only where tensor cores pay."""
+    """The kernels in a source, or of one family; those ending in _tensor exist only where tensor cores pay."""
     kernel = rf'extern "C" __global__ [^;{{]*\b(pya_{family}\w+)\(struct \w+ \w+\) {{'
     return re.findall(kernel.encode(), text)
 
 
 def images_for(capability: tuple[int, int], family: str) -> Iterator[bytes]:
-    """Machine code for a device: all kernels' fatbin, if built, perhaps by too new a CUDA for the driver; then NVRTC's.
+    """Machine code for a device: the fatbin of all kernels, if built (the driver may be too old for it); then NVRTC's.
 
     Raises:
-        OpError: the source is missing, or NVRTC, or it refuses.
+        OpError: the source or NVRTC is missing, or NVRTC rejects the source.
     """
     if not SOURCE.exists():
         raise OpError(f"{SOURCE} is missing; reinstall pyalloc")
@@ -224,20 +224,20 @@ def images_for(capability: tuple[int, int], family: str) -> Iterator[bytes]:
 
 
 def alone(text: bytes, family: str) -> bytes:
-    """The text of a family without the others, and without warnings of what only those use of the common part."""
+    """The source of one family alone, without warnings about common code that only the others use."""
     others = (f"#define PYA_WITHOUT_{other}\n" for other in FAMILIES if other != family)
     return f"#pragma nv_diag_suppress 177\n{''.join(others)}".encode() + text
 
 
 def _compiled(text: bytes, family: str, capability: tuple[int, int]) -> bytes:
-    """A cached compilation, or a fresh one: that of a rank which was here before, where several begin at once."""
+    """Machine code from the cache, or compiled now; if several ranks start at once, one compiles for all."""
     arch = f"sm_{capability[0]}{capability[1]}"
     what = f"{family} kernels for {arch}"
     directory = _cache_directory()
     if directory is None:
         _tell_of_compiling(what, "in each process, as there is no private folder to keep them in")
         return compile_text(text, arch)
-    # A home may be shared with machines whose drivers are of an older major version, which refuse it.
+    # A home may be shared with machines whose drivers are of an older major version and reject newer code.
     digest = hashlib.sha256(text).hexdigest()[:16]
     cached = directory / f"ops-{family}-{digest}-{arch}-cuda{_cuda_major()}.cubin"
     found = read_cached(cached)
@@ -261,17 +261,17 @@ def _tell_of_compiling(what: str, how_often: str) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """While others who ask for the same wait; at once where the file system knows no locks."""
+    """Holds the directory's lock; does without where the file system has no locks."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, handle)  # which unlocks it
+            stack.callback(os.close, handle)  # closing unlocks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def _cache_directory() -> Path | None:
-    """In the user's home; else, as that of a container's user may be missing or read-only, among temporary files."""
+    """In the home, or among temporary files: a container's user may have no home, or a read-only one."""
     candidates = [Path(tempfile.gettempdir()) / f"pyalloc-{os.getuid()}"]
     with contextlib.suppress(RuntimeError):
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -280,7 +280,7 @@ def _cache_directory() -> Path | None:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether files can be kept there, by nobody else; makes it."""
+    """Makes the directory; returns whether this user, and nobody else, can keep files there."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = directory.stat(follow_symlinks=False)
@@ -291,7 +291,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def read_cached(path: Path) -> bytes | None:
-    """The content if it is whole and what the name says: a file begins with its seal, and is the user's own."""
+    """The content after the seal, if the seal matches it and the file is the user's own; else None."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
@@ -310,13 +310,13 @@ def seal(path: Path, content: bytes) -> bytes:
 
 
 def write_cached(path: Path, content: bytes) -> None:
-    """Writes under a temporary name and renames; a cache that cannot be written is done without."""
+    """Writes under a temporary name and renames; ignores a cache that cannot be written."""
     with contextlib.suppress(OSError):
         files.write(path, seal(path, content) + content)
 
 
 def _cuda_major() -> str:
-    """Of the CUDA that torch was built with: the driver runs that, and need not run what a newer one compiles."""
+    """The major version of torch's CUDA: the driver runs its code, but perhaps not that of a newer one."""
     return (torch.version.cuda or "").partition(".")[0]
 
 
@@ -337,7 +337,7 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def _open_builtins(nvrtc: Path) -> None:
-    """NVRTC asks for its other half by name alone, and 13.0's does not say that it lies beside it."""
+    """Loads NVRTC's second library: NVRTC opens it by name alone, and 13.0's does not search its own folder."""
     for path in nvrtc.parent.glob("libnvrtc-builtins.so.*") if nvrtc.is_absolute() else ():
         ctypes.CDLL(str(path))
 
@@ -346,13 +346,13 @@ def compile_text(text: bytes, arch: str) -> bytes:
     """CUDA C++ to machine code for one architecture, as nvcc would.
 
     Raises:
-        OpError: NVRTC is missing or refuses; the message carries its log.
+        OpError: NVRTC is missing or rejects the text; the message contains its log.
     """
     return compile_with_log(text, arch)[0]
 
 
 def compile_with_log(text: bytes, arch: str, *more: str) -> tuple[bytes, str]:
-    """The machine code, and what NVRTC and ptxas said: warnings, and what further options ask for."""
+    """The machine code, and the log of NVRTC and ptxas: warnings, and what further options print."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"ops.cu", 0, None, None) != 0:

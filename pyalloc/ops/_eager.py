@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_SHIFT = 12  # from there on the series below are exact to a double
-# A bias of this or less, in the kernels too, whose scores are in units of log 2.
+_SHIFT = 12  # from here on the series below are exact in double
+# A bias at or below this hides a key: -1e37 in the kernels, whose scores are in units of log 2.
 _HIDES = -1e37 * math.log(2)
 
 
 def _series(x: Tensor) -> Tensor:
-    """Stirling's, of lgamma."""
+    """Stirling's series of lgamma."""
     r = 1 / x
     q = r * r
     tail = 1 / 1680 - q * (1 / 1188 - q * (691 / 360360))
@@ -26,7 +26,7 @@ def _series(x: Tensor) -> Tensor:
 
 
 def _digamma_tail(x: Tensor) -> Tensor:
-    """Of log(x) - digamma(x)."""
+    """The asymptotic series of log(x) - digamma(x)."""
     r = 1 / x
     q = r * r
     tail = 1 / 240 - q * (1 / 132 - q * (691 / 32760))
@@ -51,7 +51,7 @@ def normalizer(scale: Tensor, dim: int) -> Tensor:
 
 
 def normalizer_slope(scale: Tensor, dim: int) -> Tensor:
-    """Its derivative, a difference of two digammas."""
+    """The derivative of normalizer(), a difference of two digammas."""
     beta = (dim - 1) / 2
     low = scale.double() + beta
     steps = [beta / ((low + i) * (low + beta + i)) for i in range(_SHIFT)]
@@ -64,8 +64,8 @@ def normalizer_slope(scale: Tensor, dim: int) -> Tensor:
 def power_spherical(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """(l, t, D), (m, t, D), (m, t) to (t, l, m)."""
     u = value.transpose(0, 1) @ loc.permute(1, 2, 0)
-    # a cosine that rounding put above 1 has the gradient of its neighbours, as in the kernels
-    # and one at the antipode or behind it those that are one rounding step away
+    # As in the kernels, a cosine that rounding put above 1 has the gradient at 1, and one at the antipode
+    # or beyond it has that of one rounding step away.
     behind, is_far = u <= -1, u < 0
     u = u + (u.clamp(torch.finfo(u.dtype).eps / 2 - 1, 1) - u).detach()
     kappa = scale.t()[:, None]
@@ -87,7 +87,7 @@ def power_spherical_mixture(
 def first_derivative(
     inputs: Sequence[Tensor], grad: Any, needs: Sequence[bool], forward: Callable[..., Any]
 ) -> list[Tensor]:
-    """The gradients that needs asks for, empty tensors for the rest; differentiable themselves."""
+    """The gradients that are needed, empty tensors for the rest; themselves differentiable."""
     wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
     if not wanted:
         return [x.new_empty(0) for x in inputs]

@@ -1,7 +1,7 @@
-"""What torch.utils.flop_counter counts of the ops: their products of matrices, as torch counts its own attention's.
+"""The ops' formulas for torch.utils.flop_counter: matrix products only, as torch counts its own attention.
 
-Nothing elementwise counts (softmax, tanh, the normaliser), no mask and no `causal` takes away; a backward counts the
-scores that it makes again, and the gradients that are asked for.
+Elementwise work (softmax, tanh, the normaliser) does not count, and masks and `causal` reduce nothing. A backward
+counts the scores that it recomputes and the gradients that are needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _attention_backward(
 
 
 def _additive(query: _Shape, keys: _Shape, values: _Shape, *_: Any, **__: Any) -> int:
-    """The scores' products with v and the context."""
+    """The scores, as products with v, and the context."""
     return 2 * query[0] * query[1] * keys[1] * (keys[2] + values[2])
 
 
@@ -43,13 +43,13 @@ def _additive_backward(
     *rest: Any,
     **_: Any,
 ) -> int:
-    """Of the tanh and of v; of the probabilities and, where asked for, the values."""
+    """The gradients of the tanh, of v, of the probabilities and, if needed, of the values."""
     needs_values: bool = rest[-1][2]
     return 2 * query[0] * query[1] * keys[1] * (2 * keys[2] + (1 + needs_values) * values[2])
 
 
 def _pairs(value: _Shape, loc: _Shape, *_: Any, **__: Any) -> int:
-    """Of either log-probability: the cosines."""
+    """The cosines, for either log-probability."""
     return 2 * math.prod(value) * loc[0]
 
 
@@ -78,7 +78,7 @@ _n_modes = torch._C._len_torch_dispatch_stack
 
 
 def register_where_modes_are() -> bool:
-    """Whether dispatch modes look at the calls now made; of those the counters are told."""
+    """Whether dispatch modes are active; tells those that count about the ops."""
     if _n_modes() == 0:
         return False
     register()
@@ -86,7 +86,7 @@ def register_where_modes_are() -> bool:
 
 
 def register() -> None:
-    """Tells torch's registry, where that is loaded, and the counters at work, which copied it before."""
+    """Adds the formulas to torch's registry, if it is loaded, and to active counters, which hold copies of it."""
     module = sys.modules.get(_MODULE)
     wrap = getattr(module, "shape_wrapper", None)
     if wrap is None:

@@ -22,7 +22,7 @@ ISA_NAMES = ("scalar", "avx2", "avx512")
 # Numbered as pya_ops_status and pya_ops_dtype in csrc/ops/ops.h; ISA_NAMES as pya_ops_isa.
 _STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1}
-SOMEWHERE = 1  # a pointer that is to be written
+SOMEWHERE = 1  # in place of a pointer that op_call fills in
 _WORK_OF_A_THREAD = 200_000  # multiply-adds: waking another thread costs about as much
 
 
@@ -115,11 +115,11 @@ def _codes(structure: type[ctypes.Structure]) -> str:
 
 
 def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
-    """A function from all the numbers of a structure, in order, to its bytes.
+    """A function that packs all numbers of a structure, in order, into its bytes.
 
-    A tenth of the time that ctypes takes to fill the structure field by field.
+    Takes a tenth of the time that ctypes needs to fill the structure field by field.
     """
-    packed = struct.Struct(f"{_codes(structure)}0q")  # as long as the structure in an array
+    packed = struct.Struct(f"{_codes(structure)}0q")  # padded as in an array
     assert packed.size == ctypes.sizeof(structure)
     return packed.pack
 
@@ -138,32 +138,32 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def address(name: str) -> int:
-    """Of a function of the library."""
+    """The address of a function of the library."""
     return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
 
 
 def places(structure: type[ctypes.Structure], *names: str) -> bytes:
-    """Where in a structure the pointers of so many tensors are, as op_call takes it."""
+    """The offsets of these pointers in a structure, as op_call takes them."""
     offsets = (getattr(structure, name).offset for name in names)
     return b"".join(offset.to_bytes(2, sys.byteorder) for offset in offsets)
 
 
 class Call(NamedTuple):
-    """A call of a library's function with one structure, in which only pointers are still to be written."""
+    """A call of a function of the library with one structure, in which only pointers are missing."""
 
     name: str
     args: bytes
     places: bytes
-    family: str  # whose kernels it launches; none: a function of the CPU
+    family: str  # whose kernels it launches; empty: a function of the CPU
 
     @classmethod
     def of(cls, family: str, what: str, args: bytes, places: bytes, *, on_device: bool) -> Call:
-        """Of the launcher of a family's op, or of the CPU's function."""
+        """A call of the launcher of a family's op, or of its function on the CPU."""
         where = "cuda_" if on_device else ""
         return cls(f"pya_ops_{where}{family}_{what}", args, places, family if on_device else "")
 
     def compute(self, *tensors: Tensor | int | None) -> None:
-        """By a function of the CPU; tensors: one for each place, or what else to write there, or None.
+        """Calls the CPU function; tensors: for each place a tensor, another value to write there, or None.
 
         Raises:
             OpError: it fails.
@@ -179,13 +179,13 @@ def resolved(x: Tensor) -> Tensor:
 
 
 def dense_rows(x: Tensor) -> Tensor:
-    """X as the kernels read it: rows without gaps, signs in the numbers (torch may keep a negation aside)."""
+    """X as the kernels read it: rows without gaps, and no negation that torch has put off."""
     x = resolved(x)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def threads(work: int) -> int:
-    """Threads for so many multiply-adds."""
+    """How many threads to use for so many multiply-adds."""
     available: int = torch.get_num_threads()
     return max(1, min(available, work // _WORK_OF_A_THREAD))
 
@@ -206,7 +206,7 @@ def set_cpu_isa(name: str) -> None:
         name: "scalar", "avx2" or "avx512"; for the whole process, from the next call on.
 
     Raises:
-        OpError: it is none of these, or the machine, or this build, does not have it.
+        OpError: it is none of these, or the machine or this build lacks it.
     """
     if name not in ISA_NAMES or library().pya_ops_isa_select(ISA_NAMES.index(name)) != 0:
         there = ISA_NAMES[: library().pya_ops_isa_best() + 1]

@@ -1,4 +1,4 @@
-"""What a kernel's call needs but the places of its tensors, made once for all tensors alike."""
+"""Plans: all that a kernel's call needs except the tensors' addresses, made once for tensors of one kind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pyalloc._core import tensor_key
 
-MOST = 4096  # that are kept: sizes may be others at every call
+MOST = 4096  # plans kept: sizes may differ at every call
 
-# what torch's own compiled programs call: half the time, where there is such
+# What torch's compiled programs call: takes half the time, but not every version has it.
 _empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 _empty_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 key_of = tensor_key(Tensor, torch.nn.Parameter)
@@ -22,15 +22,15 @@ _autocasts = torch._C._is_any_autocast_enabled
 
 
 def key_of_call(*tensors: Tensor | None) -> bytes | None:
-    """As key_of, of what an op is called with: None also where a compiler sees the call, or autocast may cast."""
+    """key_of() an op's arguments; None also if a compiler traces the call, or autocast may cast them."""
     return None if _is_compiling() or _autocasts() else key_of(*tensors)
 
 
 class Plans:
-    """Of one kernel.
+    """The plans of one kernel.
 
-    reads: for each tensor how the kernel reads it, as dense_rows, or None: as it is.
-    make: a plan from the tensors and the options.
+    reads: for each tensor, a function to the form that the kernel reads, such as dense_rows; None: any form.
+    make: makes a plan from these tensors and the options.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Plans:
         self._made: dict[Any, Any] = {}
 
     def find(self, tensors: tuple[Tensor | None, ...], *options: Any) -> tuple[Any, Sequence[Any]]:
-        """The plan, and the tensors as the kernel reads them."""
+        """The plan, and the tensors in the form that the kernel reads."""
         key = key_of(*tensors), options, torch.get_num_threads()
         plan = self._made.get(key)
         if plan is not None:
@@ -71,11 +71,11 @@ def row_major(shape: Sequence[int]) -> list[int]:
 
 
 def nothing() -> None:
-    """In a maker's place, of what a kernel does without."""
+    """Takes the place of a maker if the kernel does not need that tensor."""
 
 
 def maker(shape: Sequence[int], like: Tensor) -> Callable[[], Tensor]:
-    """A function that makes such tensors, of like's dtype and on its device."""
+    """A function that allocates tensors of this shape, with like's dtype and device."""
     sizes, strides, dtype = tuple(shape), tuple(row_major(shape)), like.dtype
     if like.is_cpu and _empty_cpu is not None:
         return partial(_empty_cpu, sizes, strides, dtype)

@@ -1,6 +1,6 @@
-"""PowerSpherical's kernels: how they are called, and what torch knows of them."""
+"""PowerSpherical's kernels: how they are called, and how they are registered with torch."""
 # mypy: disable-error-code="untyped-decorator, misc"
-#   torch is not followed: what derives from it or is decorated by it has no type
+#   mypy does not follow torch: what derives from it or is decorated by it has no type
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _view(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _result(stride: Sequence[int], t_first: bool) -> tuple[int, ...]:
-    """Where a result, or its gradient, is, and its strides of l, m and t."""
+    """Pointer to a result or its gradient, and its strides of l, m and t."""
     if len(stride) == 2:
         a, c = stride
         return (SOMEWHERE, c, 0, a) if t_first else (SOMEWHERE, a, 0, c)
@@ -61,7 +61,7 @@ def _args(
     grad: tuple[int, ...],
     gradients: Sequence[Tensor | None],
 ) -> bytes:
-    """Sources and gradients: of value, loc, scale and log_weights."""
+    """The packed structure; sources and gradients are of value, loc, scale and log_weights."""
     value, loc, *_ = sources
     assert value is not None
     assert loc is not None
@@ -129,7 +129,7 @@ def _plan_backward(
     grad: Tensor,
     *rest: Any,
 ) -> _Backward:
-    """The rest: gradients where they are wanted, t_first, on_device."""
+    """The rest: gradients (None: not wanted), t_first, on_device."""
     *gradients, t_first, on_device = rest
     of_out = _NO_RESULT if out is None else _result(out.stride(), t_first)
     of_grad = _result(grad.stride(), t_first)
@@ -157,7 +157,7 @@ def _forward_kernel(
 
 
 def _like(x: Tensor) -> Tensor:
-    """Room for a gradient, in x's own layout where that has no holes."""
+    """An uninitialised gradient of x, in x's own layout unless that has gaps."""
     out = torch.empty_like(x)
     return out if x.dim() < 3 or out.stride(-1) == 1 else x.new_empty(x.shape)
 
@@ -169,7 +169,7 @@ def _backward_kernel(
     t_first: bool,
     needs: list[bool],
 ) -> list[Tensor | None]:
-    """Those that are needed."""
+    """The gradients that are needed, None for the others."""
     on_device = _cuda.on_device(grad)
     grads = [_like(x) if need else None for x, need in zip(inputs, needs, strict=False)]
     places = (*inputs, out, grad, *grads, *(None,) * (4 - len(grads)))
@@ -181,7 +181,7 @@ def _backward_kernel(
 def _plain_gradients(
     inputs: Sequence[Tensor], grad: Tensor, needs: list[bool], formula: Callable[..., Tensor]
 ) -> list[Tensor]:
-    """By plain torch, in the memory layout that the registered op promises."""
+    """Gradients by plain torch, in the memory layout that the registered op promises."""
     found = _eager.first_derivative(inputs, grad, needs, formula)
     return [
         _like(x).copy_(g) if need else g for x, g, need in zip(inputs, found, needs, strict=True)
@@ -189,16 +189,16 @@ def _plain_gradients(
 
 
 def run_direct(tensors: Sequence[Tensor], t_first: bool) -> Tensor:
-    """As run, where nothing but autograd looks at the call and the kernels serve."""
+    """Like run(), for calls that only autograd sees and that the kernels can serve."""
     call: Callable[..., Tensor] = _Direct.apply if asks_gradient(tensors) else _forward_kernel
     out = call(*tensors[:3], tensors[3] if len(tensors) == 4 else None, t_first)
     return out
 
 
 def run(tensors: Sequence[Tensor], t_first: bool) -> Tensor:
-    """The registered op, or in plain eager mode the same without the dispatcher's cost.
+    """Calls the registered op; in plain eager mode does the same without the dispatcher's cost.
 
-    value, loc, scale and, of a mixture, log_weights.
+    Takes value, loc, scale and, for a mixture, log_weights.
     """
     is_mixture = len(tensors) == 4
     call = torch.ops.pyalloc.power_spherical_log_prob
@@ -362,7 +362,7 @@ def _mixture_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 def _mixture_backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     grad, *inputs = ctx.saved_tensors
     formula = partial(_plain_mixture, t_first=ctx.t_first)
-    # The kernel's result is a function of the other inputs: its own gradient is part of theirs.
+    # out is a function of the inputs, so what its gradient would be is already part of theirs.
     g, *rest = _eager.second_derivative(inputs, grad, grads, ctx.needs, formula)
     return (g, None, *rest, None, None)
 
@@ -390,7 +390,7 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         out, *inputs = ctx.saved_tensors
-        # the mixture's result and weights, or neither
+        # a mixture saved its result and log_weights, otherwise both are None
         needs = list(ctx.needs_input_grad[: 3 if out is None else 4])
         transformable = _transformable_mixture_backward
         name = "power_spherical_mixture_log_prob_backward"
@@ -430,7 +430,7 @@ def _plain_mixture_backward(grad: Tensor, _out: Tensor, *rest: Any) -> tuple[Ten
 
 
 def _rule(call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    """Vmap's dimension becomes part of t; of either op."""
+    """Makes vmap's dimension a part of t, for either op."""
     n = info.batch_size
     *tensors, t_first = args
     out = call(*(fold(x, d, n, 1) for x, d in zip(tensors, in_dims[:-1], strict=True)), t_first)
@@ -440,7 +440,7 @@ def _rule(call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> 
 def _backward_rule(
     call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """Of either op: the gradient (and the mixture's result), the inputs, t_first, needs."""
+    """For either op: takes the gradient (and the mixture's result), the inputs, t_first, needs."""
     n = info.batch_size
     *tensors, t_first, needs = args
     # results are (t, l, m) or (l, m, t) with three inputs, (t, l) or (l, t) with the mixture's four

@@ -45,9 +45,9 @@ class Axes:
         return bool(self.t) and self.t[0] < min((*self.l, *self.m), default=len(self.batch))
 
     def gathering(self, shape: Sequence[int], outer: Sequence[int] | None, n_tail: int) -> Steps:
-        """From such a shape, which broadcasts to the batch shape, to (outer, t) followed by its n_tail own dimensions.
+        """Steps from a shape that broadcasts to the batch shape, then n_tail dimensions, to (outer, t, *tail).
 
-        Dimensions not in outer or t have size 1 in it; without an outer it is (t, ...).
+        Batch dimensions not in outer or t have size 1 there; outer None: to (t, *tail).
         """
         rank, kept = len(self.batch), (*(outer or ()), *self.t)
         sizes = [self.batch[k] if k in kept else 1 for k in range(rank)]
@@ -56,7 +56,7 @@ class Axes:
         steps = Steps(shape)
         if given != sizes + tail:
             steps.reshape(given).expand(sizes + tail)
-        if list(kept) != sorted(kept):  # the others are 1, wherever they stand
+        if list(kept) != sorted(kept):  # the others have size 1, so their place does not matter
             others = [k for k in range(rank) if k not in kept]
             steps.reshape(sizes + tail)
             steps.permute((*others, *kept, *range(rank, rank + n_tail)))
@@ -64,7 +64,7 @@ class Axes:
         return steps.reshape([*outer_size, self.size(self.t), *tail])
 
     def scattering(self, *kinds: Sequence[int]) -> Steps:
-        """From the kernel's result, of t and these kinds or of these and t, to the batch shape."""
+        """Steps from the kernel's result, (t, *kinds) or (*kinds, t), to the batch shape."""
         kinds = (self.t, *kinds) if self.t_first else (*kinds, self.t)
         order = [k for kind in kinds for k in kind]
         steps = Steps([self.size(kind) for kind in kinds])
@@ -77,7 +77,7 @@ class Axes:
 
 
 class Steps:
-    """Views to take of a tensor one after the other, found once for all of a shape; none that changes nothing."""
+    """Views to take one after the other, found once for all tensors of a shape; leaves out those without effect."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = list(shape)
@@ -95,7 +95,7 @@ class Steps:
         return self._to(Tensor.expand, list(shape))
 
     def _to(self, step: Callable[..., Tensor], shape: list[int]) -> Steps:
-        if _is_compiling() or shape != self._shape:  # which may not be known yet
+        if _is_compiling() or shape != self._shape:  # sizes may not be known yet
             self._steps.append((step, shape))
             self._shape = shape
         return self
@@ -110,7 +110,7 @@ class Steps:
         return self
 
     def then(self, others: Steps) -> Steps:
-        """These and the others, which begin at the shape that these come to."""
+        """Appends the others, which begin with the shape that these end with."""
         for step, argument in others._steps:
             self.permute(argument) if step is Tensor.permute else self._to(step, list(argument))
         return self
@@ -119,7 +119,7 @@ class Steps:
 def classify(
     batch: tuple[int, ...], value: Sequence[int], params: Sequence[int], *, components: bool
 ) -> Axes:
-    """Sorts the dimensions; with components=False those of parameters alone count as shared."""
+    """Sorts the batch dimensions; with components=False those of parameters alone count as t."""
     value = (1,) * (len(batch) - len(value)) + tuple(value)
     params = (1,) * (len(batch) - len(params)) + tuple(params)
     kinds: dict[str, list[int]] = {"l": [], "m": [], "t": []}

@@ -1,9 +1,9 @@
-"""The ops over DTensors: each process computes its shard of what is independent, by torch's public functions alone.
+"""The ops on DTensors: each process computes its shard, through torch's public functions only.
 
-Batch entries and heads of `scaled_attention`, batch entries and queries of `additive_attention`, and samples,
-components and the dimensions that both have of a log-probability need nothing of each other. What is sharded
-otherwise, as the features, is brought together first. Gradients of what several processes read whole are sums over
-them (Partial).
+Independent of each other are batch entries and heads of `scaled_attention`, batch entries and queries of
+`additive_attention`, and samples, components and the dimensions that both have of a log-probability. Tensors sharded
+along other dimensions, such as features, are gathered first. If several processes read a whole tensor, its gradient
+is the sum of theirs (Partial).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Kind = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
 def is_sharded(args: Sequence[Any]) -> bool:
-    """Whether one is a DTensor, whose module is not loaded to ask."""
+    """Whether one is a DTensor; does not load its module."""
     return any(type(x).__name__ == "DTensor" for x in args)
 
 
 def attention(*args: Any) -> Tensor:
-    """As the registered op's first result."""
+    """Like the registered op, but only its first result."""
     q, k, v, bias, mask, causal, scale, dropout, _ = args
     if dropout > 0:
         raise OpError("scaled_attention: dropout of DTensors is not supported; set dropout=0")
@@ -49,7 +49,7 @@ def attention(*args: Any) -> Tensor:
 
 
 def additive(*args: Any) -> tuple[Tensor, Tensor]:
-    """As the registered op."""
+    """Like the registered op."""
     query, keys, values, *_ = args
     shapes = [(*query.shape[:2], n) for n in (values.shape[2], keys.shape[1])]
     kinds = [((0, 0, 0, None, 0), (0, 0)), ((1, None, None, None, None), (1, 1))]
@@ -59,7 +59,7 @@ def additive(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def spherical(*args: Any) -> Tensor:
-    """As the registered op of so many arguments."""
+    """Like the registered op that takes so many arguments."""
     *tensors, t_first = args
     (n_l, n_t, _), n_m = tensors[0].shape, tensors[1].shape[0]
     if len(tensors) == 4:
@@ -80,7 +80,7 @@ def spherical(*args: Any) -> Tensor:
 
 
 def _mesh(op: str, inputs: Sequence[Any]) -> Any:
-    """The one on which all tensors are."""
+    """The mesh that all tensors are on."""
     from torch.distributed.tensor import DTensor
 
     given = [x for x in inputs if x is not None]
@@ -97,7 +97,7 @@ def _mesh(op: str, inputs: Sequence[Any]) -> Any:
 def _choose(
     mesh: Any, inputs: Sequence[Any], kinds: Sequence[Kind], fits: Callable[[Kind, int], bool]
 ) -> list[Kind | None]:
-    """Along each axis of the mesh the first kind that an input is sharded by; None: nothing is."""
+    """For each axis of the mesh, the first kind by which an input is sharded there; None: no input is."""
     from torch.distributed.tensor import Shard
 
     def has(kind: Kind, axis: int) -> bool:
@@ -126,7 +126,7 @@ def _run(
     shapes: Sequence[tuple[int, ...]],
     fits: Callable[[Kind, int], bool] = lambda *_: True,
 ) -> list[Tensor]:
-    """on_shard(*inputs) of each process's parts, and the DTensors of these shapes that its results make."""
+    """Calls on_shard on this process's parts of the inputs; returns its results as DTensors of these shapes."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     mesh = _mesh(op, inputs)

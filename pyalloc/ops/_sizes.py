@@ -1,4 +1,4 @@
-"""Questions about sizes that a compiler may not know until the program runs, as of what a mask chose."""
+"""Questions about sizes that a compiler may not know until the program runs, such as that of x[mask]."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def holds(truth: Any) -> bool:
-    """Whether that comparison of sizes is true; where it is not known before the program runs, False.
+    """Whether a comparison of sizes is true; False if that is not known before the program runs.
 
-    So one is asked only where the answer False serves every size.
+    So ask only where what follows from False is right for every size.
     """
     if not _is_compiling():
         return bool(truth)
-    # A large module, loaded already where something is compiled.
+    # A large module, but already loaded when something is compiled.
     from torch.fx.experimental import symbolic_shapes
 
-    if not hasattr(
-        symbolic_shapes, "guard_or_false"
-    ):  # before torch 2.8, which has no such sizes here
+    if not hasattr(symbolic_shapes, "guard_or_false"):  # torch before 2.8 has no such sizes here
         return bool(truth)
     return symbolic_shapes.guard_or_false(truth)  # type: ignore[no-any-return]
 
@@ -34,7 +32,7 @@ def asker() -> Callable[[Any], bool]:
 
 
 def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether as many sizes are equal each; those not known before the program runs are checked then."""
+    """Whether both have the same sizes; those not known before the program runs are checked then."""
     if not _is_compiling():
         return tuple(a) == tuple(b)
     if len(a) != len(b) or any(holds(m != n) for m, n in zip(a, b, strict=True)):
@@ -45,7 +43,7 @@ def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def broadcasts(shape: Sequence[Any], full: Sequence[Any]) -> bool:
-    """Whether each size is the full one or 1; one not known before the program runs has to be the full one."""
+    """Whether each size is 1 or the full one; one not known before the program runs must be the full one."""
     if len(shape) != len(full):
         return False
     pairs = zip(shape, full, strict=True)
@@ -55,7 +53,7 @@ def broadcasts(shape: Sequence[Any], full: Sequence[Any]) -> bool:
 
 
 def is_empty(*tensors: Tensor) -> bool:
-    """Whether one has no elements: not where that is not known yet, so kernels are to ask again."""
+    """Whether a tensor has no elements; False if that is not known yet, so kernels ask again."""
     if _is_compiling():
         return any(holds(n == 0) for x in tensors for n in x.shape)
     for x in tensors:  # noqa: SIM110  (a generator costs a microsecond)

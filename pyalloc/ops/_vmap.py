@@ -1,4 +1,4 @@
-"""Whether torch is transforming a call, and folding vmap's dimension into one the kernels have."""
+"""What, if anything, sees a call before the kernels; and vmap's dimension, folded into one that they have."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyalloc.ops._composed import is_batched, is_before_dispatch, is_transformed
 
 
 def is_eager() -> bool:
-    """No compiler, tracer, transform or dispatch mode looks at the calls now made."""
+    """Whether no compiler, tracer, transform or dispatch mode sees calls made now."""
     if _is_compiling() or _tracing_state() is not None or is_transformed():
         return False
     return not (is_before_dispatch() or _flops.register_where_modes_are())
 
 
 def asks_gradient(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether autograd is to know of a call with these."""
+    """Whether autograd must record a call with these."""
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:
@@ -29,7 +29,7 @@ def asks_gradient(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def is_plain(args: Sequence[Any]) -> bool:
-    """Nor is one of the arguments of a subclass of tensors, which may want to see this call."""
+    """is_eager(), and no argument is of a subclass of Tensor, which might override the call."""
     if not is_eager():
         return False
     for x in args:  # noqa: SIM110  (a generator costs a microsecond)
@@ -49,24 +49,24 @@ def choose_backward(
     kernel: Callable[..., Any],
     registered: str,
 ) -> Callable[..., Any]:
-    """Of an op whose forward went past the dispatcher; registered: the name of its backward there."""
-    if _is_compiling():  # the backward alone, as compiled autograd does
+    """The backward of an op whose forward bypassed the dispatcher; registered: its registered backward's name."""
+    if _is_compiling():  # compiled autograd compiles only the backward
         return getattr(torch.ops.pyalloc, registered)  # type: ignore[no-any-return]
-    # where a second derivative may be asked for, or many at once, that form has it
+    # this form has second derivatives, and takes batches of gradients
     if torch.is_grad_enabled() or is_transformed() or any(map(is_batched, grads)):
         return transformable
-    # a mode may be around the backward only
+    # a dispatch mode may be active in the backward only
     return kernel if is_plain(grads) else getattr(torch.ops.pyalloc, registered)
 
 
 def fold(x: Tensor, in_dim: int | None, size: int, at: int) -> Tensor:
-    """View x with the vmapped dimension (made, if there is none) merged in front of dimension at."""
+    """Views x with the vmapped dimension (expanded, if x has none) merged into dimension at, as its outer part."""
     batched = x.unsqueeze(0).expand(size, *x.shape) if in_dim is None else x.movedim(in_dim, 0)
     moved = batched.movedim(0, at)
     return moved.reshape(*moved.shape[:at], size * moved.shape[at + 1], *moved.shape[at + 2 :])
 
 
 def unfold(x: Tensor, size: int, at: int) -> Tensor:
-    """The inverse: the vmapped dimension comes back as dimension 0."""
+    """The inverse: splits the vmapped dimension off again, as dimension 0."""
     split = x.reshape(*x.shape[:at], size, x.shape[at] // size, *x.shape[at + 1 :])
     return split.movedim(at, 0)

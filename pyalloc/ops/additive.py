@@ -1,6 +1,6 @@
 """Additive attention (Bahdanau et al. 2015) that keeps only the projected query and the probabilities."""
 # mypy: disable-error-code="untyped-decorator, misc"
-#   torch is not followed: what derives from it or is decorated by it has no type
+#   mypy does not follow torch: what derives from it or is decorated by it has no type
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
             "sequence_gradients: keys and values must both be float32 or both float64, "
             f"got {keys.dtype} and {values.dtype}"
         )
-    if _is_compiling():  # where steps are the registered op, whose gradients autograd adds up
+    if _is_compiling():  # a compiled step is the registered op, and autograd adds up its gradients
         yield
         return
     reset = _memory.set(_Memory(keys, values))
@@ -168,24 +168,24 @@ _Buffers = dict[int, tuple[Tensor, Tensor]]
 
 
 class _Memory:
-    """One sequence's keys and values, and the buffers their gradients gather in."""
+    """One sequence's keys and values, and the buffers that collect their gradients."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         self.is_served = keys.device.type == "cpu" or _cuda.serves(keys, "additive")
         self.rows = dense_rows(keys.detach()), dense_rows(values.detach())
         self.versions, self.asks = self.versions_now(), self.asks_now()
-        # of each running backward: one that failed halfway must not add to the next
+        # per running backward: one that failed halfway must not add to the next
         self.buffers: _Buffers = {}
-        # The gate has the buffers only: with all of this it would be a cycle, and keys and values be let go of
-        # whenever Python looks for those.
+        # The gate gets only the buffers: a reference to self would make a cycle, and keep keys and values until
+        # Python collects it.
         self.token: Tensor = _Gate.apply(keys, values, self.buffers)
 
     def serves(self, args: tuple[Any, ...], compute: torch.dtype) -> bool:
-        """Whether a step is over these keys and values, as they were, in their dtype, and seen by nobody but autograd.
+        """Whether a step uses these keys and values, unchanged and in their dtype, and only autograd sees it.
 
-        A query of another dtype may ask for more.  Not in a checkpoint: its step is made again when this context is
-        long over, and has to be the same then.
+        A query of another dtype may need a wider one.  Not in a checkpoint: it recomputes its step after this
+        context has ended, and must then get the same.
         """
         is_ours = args[1] is self.keys and args[2] is self.values and args[1].dtype == compute
         is_alone = is_plain(args) and not is_transformed() and not is_checkpointed()
@@ -193,12 +193,12 @@ class _Memory:
         return is_ours and self.is_served and is_alone and is_whole and self.is_unchanged()
 
     def is_unchanged(self) -> bool:
-        """Whether the rows are still those of keys and values, and the gate has a way to all that ask for gradients."""
+        """Whether the rows are still those of keys and values, and the gate still leads to all that need gradients."""
         has_gate = self.token.requires_grad or not asks_gradient((self.keys, self.values))
         return has_gate and self.versions_now() == self.versions and self.asks_now() == self.asks
 
     def versions_now(self) -> tuple[int, ...]:
-        """Others once either was changed in place, as autograd's own check of what it saved sees it."""
+        """Numbers that change if either is modified in place, as autograd checks for what it saved."""
         return tuple(0 if x.is_inference() else x._version for x in (self.keys, self.values))
 
     def asks_now(self) -> tuple[bool, ...]:
@@ -271,10 +271,10 @@ _known: dict[Any, tuple[torch.dtype, torch.dtype, bool]] = {}
 def _check(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[torch.dtype, torch.dtype, bool]:
-    """The dtypes to compute in and of the result, and whether the kernels take what is given as it is.
+    """The dtype to compute in, that of the result, and whether the kernels take the tensors as they are.
 
     Raises:
-        OpError: it does not fit together.
+        OpError: the arguments do not fit together.
     """
     key = key_of_call(query, keys, values, v, mask)
     known = None if key is None else _known.get(key)

@@ -142,12 +142,12 @@ def power_spherical_mixture_log_prob(
 
 @dataclass(frozen=True)
 class _Layout:
-    """How tensors of a batch come to the view that _power_spherical.py has of them, and the result to the batch."""
+    """How tensors get the shapes that _power_spherical.py takes, and its result the batch shape."""
 
     gathering: tuple[Steps, ...]
     scattering: Steps
     t_first: bool
-    is_direct: bool  # known of the tensors, not of what looks at the call
+    is_direct: bool  # as far as the tensors decide; is_eager() is asked each time
 
     def run(self, tensors: Sequence[Tensor]) -> Tensor:
         gathered = [s.apply(x) for s, x in zip(self.gathering, tensors, strict=True)]
@@ -156,11 +156,11 @@ class _Layout:
         return self.scattering.apply(run(gathered, self.t_first))
 
 
-_known: dict[Any, _Layout] = {}  # of tensors that are computed in their own dtype
+_known: dict[Any, _Layout] = {}  # for tensors that are computed in their own dtype
 
 
 def _find(tensors: tuple[Tensor, ...], dim: int = 0) -> tuple[Any, _Layout | None]:
-    """A key for what is found out of such tensors, None where it cannot be kept, and what is there."""
+    """The key for the layout of such tensors (None: it cannot be kept), and the layout, if it is known."""
     described = key_of_call(*tensors) if type(dim) is int else None
     if described is None:
         return None, None
@@ -171,7 +171,7 @@ def _find(tensors: tuple[Tensor, ...], dim: int = 0) -> tuple[Any, _Layout | Non
 def _components(
     axes: Axes, shape: Sequence[int], full: Sequence[int], dim: int, n_tail: int
 ) -> Steps:
-    """From (..., *tail), the components at dim of what it broadcasts to, to (m, t, *tail)."""
+    """Steps from a shape that broadcasts to full, (..., *tail) with components at dim, to (m, t, *tail)."""
     kept = [k for k in range(len(full)) if k != dim]
     order = [*kept[: len(kept) - n_tail], dim, *kept[len(kept) - n_tail :]]
     steps = Steps(shape).expand(full).permute(order)
@@ -190,6 +190,6 @@ def _require_same_dim(op: str, value: Tensor, loc: Tensor) -> None:
 
 
 def _empty_result(batch: tuple[int, ...], *inputs: Tensor) -> Tensor:
-    """Nothing, but connected to the inputs, so that their gradients are zeros."""
+    """An empty tensor that depends on the inputs, so that their gradients are zeros."""
     zero = sum((x[..., None][..., :0].sum() for x in inputs), start=inputs[0].new_zeros(()))
     return zero.expand(batch).clone()
