@@ -1,4 +1,4 @@
-# pyalloc: `make help` lists what there is.  Everything is installed into $(VENV), nothing outside it.
+# pyalloc: `make help` lists the targets.  Everything is installed into $(VENV), nothing outside it.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 VENV ?= .venv
@@ -31,7 +31,7 @@ $(VENV)/.tools: $(VENV)/.made pyproject.toml
 	@touch $@
 
 .PHONY: torch
-torch: $(VENV)/.made ## the CUDA build of PyTorch, where there is none yet
+torch: $(VENV)/.made ## install the CUDA build of PyTorch, unless there is one
 	@.ci/ensure-torch $(VENV)
 
 .PHONY: programs
@@ -66,7 +66,7 @@ fuzz: build ## all fuzz targets, FUZZ_SECONDS (600) by gcc, libFuzzer and AFL++
 	@.ci/fuzz $(VENV) $(FUZZ_SECONDS)
 
 .PHONY: fuzz-corpus
-fuzz-corpus: ## what `make fuzz` found worth keeping, into tests/fuzz/corpus
+fuzz-corpus: ## copy useful new inputs of `make fuzz` to tests/fuzz/corpus
 	@for t in core options trace; do \
 		$(MAKE) -s -C tests/fuzz minimise ENGINE=fast ONLY=fuzz_$$t FROM="$$(ls -d build/fuzz/kept/fuzz_$$t 2>/dev/null)" || exit 1; done
 
@@ -80,7 +80,7 @@ valgrind: ## the C tests under memcheck
 	@$(MAKE) -s -C tests/c valgrind
 
 .PHONY: test-arm64
-test-arm64: ## the C tests as arm64 has them, by a cross compiler and qemu
+test-arm64: ## the C tests for arm64, by a cross compiler and qemu
 	@for tool in aarch64-linux-gnu-gcc aarch64-linux-gnu-g++ qemu-aarch64-static; do command -v $$tool >/dev/null || { \
 		echo "no $$tool (Debian: apt-get install gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user-static)"; exit 1; }; done
 	@$(MAKE) -s -C tests/c run CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ OUT=../../build/c/arm64 HOSTCUDA= \
@@ -88,7 +88,7 @@ test-arm64: ## the C tests as arm64 has them, by a cross compiler and qemu
 
 ARM64 ?= build/arm64
 .PHONY: demo-arm64
-demo-arm64: ## the demo as arm64 has it, in a Debian under qemu (root; 12 GB)
+demo-arm64: ## the demo for arm64, in a Debian under qemu (root; 12 GB)
 	@.ci/on-arm64 $(ARM64) make demo
 
 .PHONY: coverage
