@@ -1,4 +1,4 @@
-"""What is asked of the driver about a card."""
+"""Questions to the driver about a card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 
 
 def smi(query: str) -> str | None:
-    """What the driver's own tool says of the first device; None where it does not know, as of virtual ones."""
+    """nvidia-smi's answer for the first device; None if it has none, as for virtual devices."""
     try:
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"],

@@ -1,9 +1,9 @@
 """What pyalloc costs a process besides the time of requests: its start, and host memory for its own tables.
 
 Part of ``python -m benchmarks.speed``.  Each start is a fresh process that has imported torch: wall and processor
-time of ``import pyalloc`` and of ``install()``.  Host memory is what `pyalloc_host_bytes` says (every table pyalloc
-makes for a device): of many live blocks of 512 B; of as many live blocks with a page of 2 MiB each, without what
-the blocks cost; of pages that are mapped a second time, side by side.
+time of ``import pyalloc`` and of ``install()``.  Host memory is what `pyalloc_host_bytes` says (all tables that
+pyalloc makes for a device): per live block of 512 B; per page of 2 MiB, beyond what the block in it costs; and per
+page that is mapped a second time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Start:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of host memory for each, and the most issue 5 allows."""
+    """Host memory per item, and the most that issue 5 allows."""
 
     what: str
     n: int
@@ -81,7 +81,7 @@ class HostMemory:
 
 def _child(source: str, *words: str) -> Any:
     env = {**hostcuda.environment("64GB"), "PYALLOC_HOSTCUDA_DEVICES": "3"}
-    env["PYTHONDONTWRITEBYTECODE"] = ""  # the second start on finds modules compiled, as users' do
+    env["PYTHONDONTWRITEBYTECODE"] = ""  # later starts find compiled modules, as for users
     command = [sys.executable, "-W", "ignore", "-c", source, *words]
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
@@ -110,7 +110,7 @@ def host_memory(n_blocks: int = 1_000_000, n_pages: int = 4096) -> list[HostMemo
 
 
 def lines(begun: Start, memory: list[HostMemory]) -> list[str]:
-    """For a person."""
+    """The figures as text."""
     late = f" (want {begun.target_ms:.0f})" if begun.install_cpu_ms > begun.target_ms else ""
     found = [
         f"install(): {begun.install_wall_ms:.1f} ms, {begun.install_cpu_ms:.1f} of processor time "

@@ -28,7 +28,7 @@ OUT_OF_MEMORY, INVALID, ILLEGAL_ADDRESS = 2, 1, 700
 
 @dataclass(frozen=True)
 class Fault:
-    """One call that fails once.  calls: its name for each allocator; "": it makes no such call."""
+    """One call that fails once.  calls: its name under each allocator; "": that one makes no such call."""
 
     what: str
     calls: tuple[str, str, str]
@@ -116,7 +116,7 @@ print(json.dumps(dict(raised=raised, text=text, good=good, works=bool(works), lo
 
 
 def run_fault(fault: Fault, allocator: str) -> dict[str, object]:
-    """One process; its answer, or how it ended."""
+    """Runs one process; returns its answer, or how it ended."""
     name = fault.calls[ALLOCATORS.index(allocator)]
     if not name:
         return {"skipped": True}

@@ -1,4 +1,4 @@
-"""The text of ``--help``: a module's own, as wide as the terminal."""
+"""The text of ``--help``: a module's docstring, fitted to the terminal's width."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Paragraphs, list items and what begins with an option are filled where a line of theirs is too long."""
+    """Rewraps paragraphs with a line that is too long; list items and lines that begin with an option stay apart."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip().split("\n\n")

@@ -9,7 +9,7 @@ from pyalloc import _bootstrap, hostcuda
 from pyalloc.config import ENVIRONMENT, PLAN, TORCH_CONF
 from pyalloc.errors import PyallocError
 
-#: what would make another allocator, or other settings, of the one that is measured
+#: variables that would change the measured allocator or its settings
 OF_THE_CALLER = (
     *TORCH_CONF,
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -19,12 +19,12 @@ OF_THE_CALLER = (
     "PYALLOC_FAST_PATH",
 )
 EXPANDABLE = "expandable_segments:True"
-#: of torch's own allocators, but for native, which is what there is without a setting
+#: of torch's own allocators; native is the one without a setting
 SETTINGS = {"expandable": EXPANDABLE, "async": "backend:cudaMallocAsync"}
 
 
 def why_not() -> str | None:
-    """What is missing for a run on the host-memory runtime; None when nothing is."""
+    """What is missing for a run on the host-memory runtime; None if nothing is."""
     try:
         hostcuda.preloads(hostcuda.find_torch(sys.executable).cuda_major)
     except PyallocError as error:
@@ -33,10 +33,10 @@ def why_not() -> str | None:
 
 
 def of_allocator(allocator: str) -> dict[str, str]:
-    """The caller's environment, with settings of torch's own allocators for that one alone.
+    """The caller's environment, but with only the settings of torch's own allocators that this one needs.
 
     allocator: expandable switches torch's expandable segments on, async the driver's pools (cudaMallocAsync); pyalloc
-    is for the child to install.
+    is installed by the child.
     """
     inherited = {name: text for name, text in os.environ.items() if name not in OF_THE_CALLER}
     return {

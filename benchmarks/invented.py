@@ -27,9 +27,9 @@ from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.workloads.invented import invent
 from pyalloc import _core
 
-#: a peak is no higher than another within the larger of these
+#: peaks that differ by at most the larger of these count as equal
 SAME_SHARE, SAME_BYTES = 0.005, 4 << 20
-#: no program should be above
+#: no program's peak/live should be above
 BAR = 1.07
 
 
@@ -77,9 +77,9 @@ def measure_one(seed: int) -> list[Row]:
 
 
 def measure(first: int, n_programs: int) -> Iterator[Row]:
-    """The first n programs whose seeds are ``first`` or above, by seed."""
+    """The rows of the first n programs from seed ``first`` on, by seed."""
     n_found = 0
-    # not a Pool: it ends its workers wherever they are, and then waits for ever for a lock that one of them held
+    # Not a Pool: it kills its workers at any point, and may then wait for ever for a lock that one of them held.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             for rows in pool.map(measure_one, range(first, first + 10 * n_programs)):
@@ -94,12 +94,12 @@ def measure(first: int, n_programs: int) -> Iterator[Row]:
 
 
 def by_allocator(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows of each allocator, programs in one order."""
+    """The rows of each allocator, in the same order of programs."""
     return {name: [row for row in rows if row.allocator == name] for name in ALLOCATORS}
 
 
 def n_above_best(found: dict[str, list[Row]], mine: list[Row], figure: str) -> int:
-    """Programs in which another allocator's figure lies below this one's, by more than the tolerance."""
+    """How many programs have a lower figure, by more than the tolerance, on another allocator."""
     n = 0
     for row, *rows in zip(mine, *found.values(), strict=True):
         tolerance = max(SAME_SHARE, SAME_BYTES / row.live_bytes)
@@ -108,7 +108,7 @@ def n_above_best(found: dict[str, list[Row]], mine: list[Row], figure: str) -> i
 
 
 def table(rows: list[Row]) -> str:
-    """What the allocators come to, a column each."""
+    """The summary as text, with a column per allocator."""
     found = by_allocator(rows)
     native_ms = [row.device_ms for row in found["native"]]
     n = len(native_ms)

@@ -5,7 +5,7 @@
 Runs the loops of the suite whose shapes change from step to step with N times as many steps (real torch on the
 host-memory runtime), and replays them on policy models and the simulated device: the suite's number of steps, the first
 half, and all steps.  Columns: peak/live of the whole run; modelled milliseconds of device calls in the suite's number
-of steps together, then per step up to the half, and per step after it.
+of steps, then per step in the rest of the first half, and per step in the second half.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Row:
 
 
 def first_steps(source: Path, target: Path, n_steps: int | None) -> int:
-    """Writes the beginning of a trace again, up to where step n_steps begins; returns how many it has."""
+    """Copies a trace up to where step n_steps begins; returns the number of steps copied."""
     writer = _core.TraceWriter(target, overwrite=True)
     n_found = trace.copy_without_source(_core.TraceReader(source), writer, n_steps)
     writer.close()
@@ -73,7 +73,7 @@ def _recorded(loop: str, times: int, path: Path) -> None:
 
 
 def measure(loop: str, times: int, folder: Path) -> Iterator[Row]:
-    """Each allocator's row of one loop."""
+    """The rows of one loop, one per allocator."""
     path = folder / f"{loop}.pya"
     _recorded(loop, times, path)
     part = folder / "part.pya"
@@ -104,7 +104,7 @@ def measure(loop: str, times: int, folder: Path) -> Iterator[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """One line a row, then means."""
+    """One line per row, then means."""
     lines = [f"{'':34}{'peak/live':>10}{'first ms':>10}{'then a step':>13}{'in the end':>12}"]
     for row in rows:
         name = f"{row.loop}, {row.n_steps}" if row.allocator == ALLOCATORS[0] else ""

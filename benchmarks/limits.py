@@ -1,11 +1,11 @@
-"""What little memory costs: device calls and modelled time at capacities close to what the program needs.
+"""What short memory costs: device calls and modelled time at capacities close to what the program needs.
 
 ``python -m benchmarks.memory --limits [TRACE ...] [--only NAME ...] [--conf SETTINGS] [--json]``
 
 Every trace is replayed on the simulated device by the policy models of native and expandable segments and by pyalloc
 itself (``--conf`` for its settings), at 1.0, 1.02, 1.05, 1.1 and 1.3 times the peak live bytes of the device that needs
-most, rounded up to a page.  A replay that ends out of memory has no figures: "-".  For the others: device calls in the
-whole run, in its second half (where an allocator that thrashes goes on making them), and modelled milliseconds
+most, rounded up to a page.  A replay that runs out of memory shows "-".  The others show device calls in the whole run
+and in its second half (where an allocator that thrashes goes on making them), and modelled milliseconds
 (csrc/device/sim_cost.h).  Replays are deterministic; seed 1 for generated traces.
 """
 
@@ -102,7 +102,7 @@ def _geometric(values: list[float]) -> float:
 
 
 def summary(rows: list[Row], allocators: list[str]) -> list[str]:
-    """At each limit: how many traces complete, and by what factor time grows over ample memory on those."""
+    """At each limit, how many traces complete, and their time over that with ample memory."""
     ample = {(row.trace, row.allocator): row for row in rows if row.limit is None}
     traces = {row.trace for row in rows}
     lines = [
@@ -127,7 +127,7 @@ def summary(rows: list[Row], allocators: list[str]) -> list[str]:
 
 
 def against(rows: list[Row], other: str) -> list[str]:
-    """Time on pyalloc over time on another allocator, where both complete at the same limit."""
+    """Time on pyalloc over time on another allocator, for traces that both complete at the limit."""
     mine = {(row.trace, row.limit): row for row in rows if row.allocator == "pyalloc"}
     lines = []
     for limit in LIMITS:

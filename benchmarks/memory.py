@@ -11,10 +11,10 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
   completes are reported as holes;
 * calls: device calls that take, map, free or wait, in the whole run / in its second half, as the runtime counted them
   (the models count one for each 2 MiB page created or mapped);
-* ms: device time by the policy models (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's
-  ranges; behind the geometric means, the same over native's;
-* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of three turns),
-  and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
+* ms: device time by the policy models (csrc/device/sim_cost.h), [low, high] at both ends of the costs' ranges; after
+  the geometric means, the same over native's;
+* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of three turns);
+  after a plus, the time inside device calls that were still made, which are system calls here.
 
 For a snapshot of torch's own allocator, from a card or not, the table shows the memory that was reserved then, "as
 recorded", and below it how close native comes to that here.
@@ -51,9 +51,9 @@ from pyalloc.report.text import clip
 from pyalloc.trace import as_trace_file
 
 NEIGHBOURS = 32
-#: as the replay driver takes for "ample" (csrc/replay/replay.c)
+#: what "ample" is in csrc/replay/replay.c
 AMPLE_MIN, AMPLE_FACTOR = 80 << 30, 4
-#: the models must agree with torch within this, or the row is marked
+#: a row is marked if model and torch differ by more than this
 TOLERANCE = 0.01
 #: notes of recordings whose allocator was not native with its defaults
 UNLIKE = {"expandable_segments", *UNMODELLED}
@@ -95,14 +95,14 @@ class Row:
 
 
 class Progress:
-    """Lines on standard error: what is done, and when the rest will be."""
+    """Lines on standard error: what is done, and how long the rest will take."""
 
     def __init__(self, total: int, quiet: bool) -> None:
         self.total, self.done, self.quiet = total, 0, quiet
         self.began = time.monotonic()
 
     def step(self, text: str) -> None:
-        """One of the total is done."""
+        """Reports that one more is done."""
         self.done += 1
         took = time.monotonic() - self.began
         left = took / self.done * (self.total - self.done)
@@ -128,7 +128,7 @@ class Servers:
 
     @contextmanager
     def lend(self, allocator: str) -> Iterator[TorchReplay]:
-        """A server nobody else uses."""
+        """A server for exclusive use."""
         server = self.idle[allocator].get()
         try:
             yield server
@@ -137,7 +137,7 @@ class Servers:
 
 
 def recorded(path: Path) -> int | None:
-    """The most that torch's own allocator with its default settings had reserved then; None: not known."""
+    """The peak reserved bytes when it was recorded, on torch's allocator with its defaults; None: not known."""
     scan = _core.Scan(path, n_bins=2)
     notes = notes_of(scan.notes())
     if not is_from_torch(notes) or notes.get("history") in STATE_ONLY or UNLIKE & notes.keys():
@@ -146,7 +146,7 @@ def recorded(path: Path) -> int | None:
 
 
 def model_row(trace: Trace, path: Path, allocator: str, conf: str) -> Row:
-    """Everything the policy models say."""
+    """The row according to the policy models."""
     program = _core.Program(path)
     options = conf if allocator == "pyalloc" else ""
     runs = {
@@ -184,7 +184,7 @@ def ample_bytes(live: int) -> int:
 
 
 def torch_least(row: Row, path: Path, server: TorchReplay) -> None:
-    """Tries the model's smallest capacity and its neighbours in torch; writes what torch says into the row."""
+    """Tries the model's smallest capacity and its neighbours in torch; corrects the row."""
 
     def fits(capacity: int) -> bool:
         return bool(server.replay(path, capacity)["completed"])
@@ -210,7 +210,7 @@ def torch_least(row: Row, path: Path, server: TorchReplay) -> None:
 def measure(
     trace: Trace, path: Path, allocator: str, servers: Servers | None, quick: bool, conf: str
 ) -> Row:
-    """All of a row but its time."""
+    """A row without its time."""
     row = model_row(trace, path, allocator, conf)
     if servers is None:
         return row
@@ -231,7 +231,7 @@ def geometric(values: list[float]) -> float:
 
 
 def time_beside(rows: list[Row], allocator: str) -> str:
-    """Modelled device time over native's, geometric means: typical costs, and either end of their ranges."""
+    """Geometric means of modelled device time over native's: at typical, low and high costs."""
     native = {row.trace: row.device_ns for row in rows if row.allocator == "native"}
     mine = [row for row in rows if row.allocator == allocator and row.trace in native]
     if allocator == "native" or not mine:
@@ -244,7 +244,7 @@ def time_beside(rows: list[Row], allocator: str) -> str:
 
 
 def table(rows: list[Row], allocators: list[str]) -> str:
-    """The comparison as text, parts apart, each with its geometric means."""
+    """The comparison as text, part by part, each with its geometric means."""
     lines: list[str] = []
     for kind in ("recorded", "held-out", "generated", "file"):
         part = [row for row in rows if row.kind == kind]
@@ -289,7 +289,7 @@ def table(rows: list[Row], allocators: list[str]) -> str:
 
 
 def beside_recorded(rows: list[Row]) -> list[str]:
-    """How much native takes here of what it had taken where the traces were recorded."""
+    """Native's peak here over its peak when the traces were recorded."""
     ratios = [
         row.peak_bytes / row.recorded_bytes
         for row in rows
@@ -325,7 +325,7 @@ def measure_all(
     servers: Servers | None,
     arguments: argparse.Namespace,
 ) -> list[Row]:
-    """Rows of all traces: memory in parallel, then time alone."""
+    """Rows of all traces: first memory, in parallel; then time, one at a time."""
     progress = Progress(len(traces) * len(allocators), arguments.quiet)
 
     def one(job: tuple[Trace, Path, str]) -> Row:
@@ -347,9 +347,9 @@ def measure_all(
 
 
 def commit() -> str:
-    """The commit this ran at, with + when files differ from it; "" outside a repository.
+    """The commit this ran at, with + if files differ from it; "" outside a repository.
 
-    A copy without .git, as on a machine that is lent for an hour, is told by PYALLOC_COMMIT.
+    PYALLOC_COMMIT names it for a copy without .git, as on a borrowed machine.
     """
     if told := os.environ.get("PYALLOC_COMMIT"):
         return told
@@ -408,7 +408,7 @@ def _parser() -> argparse.ArgumentParser:
 def _tell(
     rows: list[Row], arguments: argparse.Namespace, torch: str | None, why: str | None
 ) -> None:
-    """Prints the rows; torch: the version that replayed them; why: nothing was replayed, None otherwise."""
+    """Prints the rows; torch: the version that replayed them; why: the reason if none did."""
     about = {"torch": torch, "commit": commit()}
     if arguments.json:
         for row in rows:

@@ -1,4 +1,4 @@
-"""How much of a result is luck: every trace again, with a few small blocks in the way from the start.
+"""How much of a result is luck: replays every trace again with a few small blocks in the way from the start.
 
 ``python -m benchmarks.perturbed [TRACE ...] [--seeds N] [--json]``
 
@@ -46,7 +46,7 @@ class Row:
 
 
 def with_guests(source: Path, target: Path, seed: int) -> None:
-    """Writes a trace again, behind blocks that stay."""
+    """Copies a trace, with blocks in front that are never freed."""
     rng = random.Random(seed)
     writer = _core.TraceWriter(target, overwrite=True)
     for i in range(N_GUESTS):
@@ -106,7 +106,7 @@ def _line(title: str, rows: list[Row]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """One line a row, then the geometric means of each part."""
+    """One line per row, then the geometric means of each part."""
     lines = [f"{'':34}{'as it is':>9}{'mean':>8}{'worst':>8}{'x native ms':>13}"]
     lines += [_line(row.trace, [row]) for row in rows]
     for part, title in PARTS.items():

@@ -1,4 +1,4 @@
-"""Plots as SVG files that come out the same for the same figures."""
+"""Plots as SVG files, byte for byte the same for the same figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Adds ``--plot FILE``, which is refused before anything was measured where matplotlib is missing."""
+    """Adds ``--plot FILE``; if matplotlib is missing, refuses it before anything is measured."""
 
     def path(text: str) -> Path:
         if importlib.util.find_spec("matplotlib") is None:
@@ -22,7 +22,7 @@ def option(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def subplots(n: int) -> tuple[Any, list[Any]]:
-    """A figure with n panels side by side; matplotlib is needed only here."""
+    """A figure with n panels side by side; imports matplotlib only here."""
     import matplotlib
 
     matplotlib.use("svg")

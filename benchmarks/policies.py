@@ -1,4 +1,4 @@
-"""What memory=tight|balanced|fast costs and saves, beside torch's native allocator and its expandable segments.
+"""What memory=tight|balanced|fast costs and saves, compared with torch's native allocator and expandable segments.
 
 ``python -m benchmarks.policies [TRACE ...] [--plot docs/policies.svg] [--json]``
 
@@ -125,7 +125,7 @@ def table(found: list[Mean]) -> str:
     return "\n".join(lines)
 
 
-# Where a point's name stands, in points from it, so that neighbours do not write over each other.
+# Offsets of the points' names, so that those of neighbours do not overlap.
 LABELS = {
     "native": ((0, -14), "center"),
     "expandable": ((0, 9), "center"),

@@ -2,14 +2,13 @@
 
 ``python -m benchmarks.recording [--json] [--rounds N] [--pairs N]``
 
-A Python function, 16 frames deep, takes and gives back a block over and over through torch.cuda.caching_allocator_alloc
-and _delete, on the host-memory CUDA runtime: two events a pair.  The cost is the time of the loop with recording less
-the time without, both in one process, the median of the loops in turn; the time it takes to end the recording is added
-("with the file"), since a trace that is not written yet is not paid for.  torch's history has no file until a snapshot
-is dumped: that is its "with the file".
+A Python function, 16 frames deep, allocates and frees a block over and over through torch.cuda.caching_allocator_alloc
+and _delete, on the host-memory CUDA runtime: two events per pair.  The cost is the loop's time with recording minus
+that without, both in one process, the median of alternating loops.  "with the file" adds the time to end the recording,
+since a trace is not paid for before it is written; for torch's history it adds the time to dump a snapshot.
 
-Before anything is timed, each way must give the right answer: every event there, and 16 frames where stacks are on.
-Each row is a fresh process; rows take turns; median of the rounds, with the fastest and the slowest.
+Before anything is timed, each way must give the right answer: all events, and 16 frames if stacks are on.  Each row is
+a fresh process; rows take turns; median of the rounds, with the fastest and the slowest.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from benchmarks.helping import HelpFormatter
 from benchmarks.memory import ROOT, commit
 
 DEPTH = 16
-ROWS = (  # name, allocator, who records, stacks; the most nanoseconds issue 7 allows
+ROWS = (  # name, allocator, who records, stacks; the most nanoseconds that issue 7 allows
     ("pyalloc, no stacks", "pyalloc", "pyalloc", "none", 1000),
     ("torch's history, no stacks", "native", "torch", "none", None),
     ("torch's history, pyalloc's file, no stacks", "native", "pyalloc", "none", None),
@@ -56,12 +55,12 @@ def pairs(n: int) -> float:
 
 
 def deep(depth: int, n: int) -> float:
-    """The same, `depth` calls further down."""
+    """pairs(), `depth` calls further down."""
     return pairs(n) if depth == 0 else deep(depth - 1, n)
 
 
 def depth_now() -> int:
-    """Frames of Python from here outwards."""
+    """The number of Python frames, from here outwards."""
     frame, n = sys._getframe(), 0
     while frame is not None:
         frame, n = frame.f_back, n + 1  # type: ignore[assignment]
@@ -69,7 +68,7 @@ def depth_now() -> int:
 
 
 class Torchs:
-    """torch's own recording; ended by dumping a snapshot."""
+    """torch's own recording, which ends by dumping a snapshot."""
 
     def __init__(self, stacks: str, path: Path) -> None:
         self.context, self.path = None if stacks == "none" else "alloc", path
@@ -88,7 +87,7 @@ class Torchs:
         torch.cuda.memory._record_memory_history(None)
 
     def check(self, n: int) -> int:
-        """Frames of an allocation; raises where events are missing."""
+        """The number of frames of an allocation; raises if events are missing."""
         with self.path.open("rb") as file:
             entries = pickle.load(file)["device_traces"][0]
         allocs = [entry for entry in entries if entry["action"] == "alloc"]
@@ -122,7 +121,7 @@ class Ours:
 
 
 def child(recorder: str, stacks: str, n: int, path: Path) -> dict[str, float]:
-    """Nanoseconds for each event."""
+    """Nanoseconds per event."""
     import torch
 
     torch.cuda.init()
@@ -228,7 +227,7 @@ def main() -> int:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """For a person."""
+    """The rows as text."""
     peers = {
         r["stacks"]: r["total_ns"]
         for r in results

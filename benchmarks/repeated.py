@@ -2,16 +2,16 @@
 
 ``python -m benchmarks.repeated [--plan] [--only NAME ...] [--steps N] [--json] [--device cuda]``
 
-Real torch on the host-memory CUDA runtime, which counts the calls that take, map or free memory; gradients are dropped
+Real torch on the host-memory CUDA runtime, which counts the calls that take, map or free memory.  Gradients are freed
 before each backward pass (``zero_grad(set_to_none=True)``, torch's default).  Columns: live: most bytes allocated;
 peak/live: most device bytes over that; calls: of step 1, step 2, steps 3 to 6 and the rest; quiet from: the step after
-which none came.  Nothing here is drawn at random; but torch.autocast frees its casts in the order of a table of their
-addresses, another one in each process, and rows of bfloat16 may differ a little from run to run.
+which there were none.  Nothing here is random, but torch.autocast frees its casts in the order of a table of their
+addresses, which differs between processes, so rows of bfloat16 may differ a little from run to run.
 
---plan adds a row for each program: pyalloc with a plan, which is made of four steps recorded on torch's own allocator.
+--plan adds a row for each program: pyalloc with a plan, made from four steps recorded on torch's own allocator.
 
---device cuda trains on the card: calls and memory are then those torch's statistics tell (most bytes reserved, pages
-and segments made and given back), and the rows have the milliseconds of each step.
+--device cuda trains on the card: calls and memory then come from torch's statistics (most bytes reserved; pages and
+segments created and released), and the rows have the milliseconds of each step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Program:
     optimizer: str
     autocast: bool = False
     fused: bool = False
-    n_batches: int = 1  # of a step: their gradients are added up
+    n_batches: int = 1  # per step: their gradients are accumulated
 
 
 PROGRAMS = [
@@ -63,7 +63,7 @@ PROGRAMS = [
     *(Program(f"{model}, AdamW", model, "AdamW") for model in IMAGES if model != "vgg16"),
     *(Program(f"{model}, SGD", model, "SGD") for model in ("resnet50", "vgg16", "densenet121")),
     Program("vit_b_16, AdamW, bfloat16", "vit_b_16", "AdamW", autocast=True),
-    # No request tells the first batch of a step from the others.
+    # Here the requests of a step's first batch are the same as those of the others.
     Program("gpt, fused, 4 batches", "gpt", "AdamW", fused=True, n_batches=4),
     Program("resnet50, SGD, 4 batches", "resnet50", "SGD", n_batches=4),
 ]
@@ -129,7 +129,7 @@ def _steps_here(
         optimizer.step()
         del loss, logits
         calls.append(counter.n_calls())
-        if device == "cuda":  # on the host-memory runtime it would count as a call
+        if device == "cuda":  # the host-memory runtime would count it as a call
             torch.cuda.synchronize()
         ends.append(time.perf_counter())
     live = torch.cuda.max_memory_allocated()
@@ -155,10 +155,10 @@ def train(
     plan: Path | None = None,
     record: Path | None = None,
 ) -> dict[str, Any]:
-    """What one program did under one allocator, in a process of its own; record: writes a trace there.
+    """Trains one program under one allocator in a process of its own; record: writes a trace there.
 
     Raises:
-        RuntimeError: the program failed; with its last words.
+        RuntimeError: the program failed; contains its last output.
     """
     env = trained.environment(device, allocator)
     env |= {PLAN: str(plan)} if plan is not None else {}
@@ -175,11 +175,11 @@ def train(
 
 
 def train_planned(program: Program, n_steps: int, device: str) -> dict[str, Any]:
-    """The same on pyalloc with a plan, which is made of a recording on torch's own allocator.
+    """Like train(), on pyalloc with a plan made from a recording on torch's own allocator.
 
     Raises:
         RuntimeError: as train().
-        PlanError: no plan can be made of it.
+        PlanError: no plan can be made from it.
     """
     with tempfile.TemporaryDirectory() as folder:
         recorded, plan = Path(folder, "out.pya"), Path(folder, "out.plan")

@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.memory --passes 12 [TRACE ...] [--only NAME ...] [--conf SETTINGS] [--json]``
 
-Every trace is replayed that often on the simulated device, one pass after the other on the same allocator, what a pass
-leaves alive freed in between: by the policy models of native and expandable segments and by pyalloc itself.  Device
-calls of the first pass and of the last one, modelled milliseconds of both (csrc/device/sim_cost.h), and the peak over
-peak live bytes of one pass and of all.  Replays are deterministic; seed 1 for generated traces.
+Every trace is replayed that often on the simulated device, one pass after the other on the same allocator; blocks that
+a pass leaves alive are freed before the next.  Allocators are the policy models of native and expandable segments, and
+pyalloc itself.  Shows device calls and modelled milliseconds (csrc/device/sim_cost.h) of the first and the last pass,
+and peak over peak live bytes of one pass and of all.  Replays are deterministic; seed 1 for generated traces.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(path: Path, name: str, allocator: str, conf: str, passes: int) -> Ro
 
 
 def table(rows: list[Row]) -> str:
-    """One line a row."""
+    """One line per row."""
     head = f"{'peak/live':>10}{'of all':>8}{'calls':>8}{'last pass':>10}{'ms':>8}{'last':>7}"
     lines = [f"{'':34}{head}"]
     shown = ""
@@ -79,7 +79,7 @@ def run(
     quiet: bool,
     commit: str,
 ) -> int:
-    """The command: measures, prints."""
+    """Measures and prints."""
     rows = []
     for number, (name, path) in enumerate(traces):
         rows += [measure(path, name, allocator, conf, passes) for allocator in allocators]

@@ -3,19 +3,19 @@
 ``python -m benchmarks.speed [--json] [--rounds N] [--only PATTERN ...] [--loops] [--scaling [--plot FILE]]``
 
 Through c10's own interface on the host-memory CUDA runtime: raw_alloc + raw_delete ("raw"), or allocate + the DataPtr's
-deleter ("DataPtr").  A number is nanoseconds for one allocate and one free together, the median of batches of 200
-pairs; p99 is of those batches.  In every round each pattern runs in a fresh process for each allocator, and these take
-turns of 1 to 100 ms, so that what disturbs a shared machine disturbs all of them: the table shows the median turn, and
-the median of native's turns over pyalloc's next to them, with its quartiles.  Behind a pattern stands what pyalloc
-takes through torch's wrapper for foreign allocators, as where torch's own methods are not found (PYALLOC_FAST_PATH=0).
-Then what a process pays besides: its start, and host memory (benchmarks/costs.py).  Before anything is timed, the
-traces' test (tests/benchmarks) has checked the answers; here the blocks of each pattern are only counted.
+deleter ("DataPtr").  A number is nanoseconds for one allocation and one free together, the median of batches of
+200 pairs; p99 is of those batches.  In every round each pattern runs in a fresh process for each allocator, and these
+take turns of 1 to 100 ms, so that what disturbs a shared machine disturbs all of them.  The table shows the median
+turn, and the median of native's turns over the adjacent ones of pyalloc, with its quartiles.  After it comes what
+pyalloc takes through torch's wrapper for foreign allocators, as if torch's own methods were not found
+(PYALLOC_FAST_PATH=0).  Then the other costs of a process: its start, and host memory (benchmarks/costs.py).  The
+tests (tests/benchmarks) check the answers on the traces; here the blocks of each pattern are only counted.
 
---loops: the recorded loops too: nanoseconds for each operation once everything is cached (after a first pass; a turn is
-as many passes as make 50,000 operations), in the allocator itself; the time inside device calls, which on the
-host-memory runtime are system calls, is counted apart and printed behind it for all three, with the calls of a pass.
---scaling: 10^2 to 10^6 live blocks with the 99.999th percentile of single pairs in processor time, beside that of as
-many steps of the same length which ask no allocator: what interrupts and other processes add to any of them.
+--loops: also the recorded loops: nanoseconds per operation in the allocator itself, once everything is cached (after a
+first pass; a turn has as many passes as make 50,000 operations).  The time inside device calls, which are system calls
+on the host-memory runtime, is shown separately for all three, with the number of calls per pass.
+--scaling: 10^2 to 10^6 live blocks, with the 99.999th percentile of single pairs in processor time, and that of as many
+equally long steps without an allocator: what interrupts and other processes add to any of them.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from benchmarks.torch_replay import (
 from pyalloc import _core
 
 KIB, MIB = 1 << 10, 1 << 20
-#: turns of each round
+#: turns per round
 TURNS = 10
-#: pyalloc as a pluggable allocator, without the methods of torch that it takes over
+#: pyalloc as a pluggable allocator, without taking over methods of torch
 WRAPPED = "pyalloc, wrapped"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One row: what to ask of :meth:`TorchReplay.speed`, and what issue 5 wants of the ratio."""
+    """One row: the request to :meth:`TorchReplay.speed`, and the ratio that issue 5 wants."""
 
     name: str
     ask: SpeedRequest
@@ -98,7 +98,7 @@ def in_rounds(
 
 
 def figures(ns: list[float], native_ns: list[float]) -> dict[str, Any]:
-    """The median turn, the fastest and the slowest; native's turns over these, turn by turn."""
+    """The median, fastest and slowest turn, and the ratios of native's turns to them, turn by turn."""
     ratios = [theirs / own for theirs, own in zip(native_ns, ns, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {
@@ -150,7 +150,7 @@ def measure(
 def measure_loops(
     traces: list[Trace], servers: dict[str, TorchReplay], rounds: int, folder: Path, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Nanoseconds for each operation of the recorded loops once everything is cached, and the device calls left."""
+    """Nanoseconds per operation of the recorded loops once everything is cached, and the remaining device calls."""
     results = []
     asked = {name: servers[name] for name in ALLOCATORS}
     for trace in traces:

@@ -5,9 +5,9 @@
 First writes a trace of N events (default 10^8) of a training loop as the recorder sees it: 40 layers, each allocating
 and freeing activations, gradients and temporaries of a few hundred sizes, with stacks, phases and steps.  Then each
 command reads it in a process of its own.  Shows seconds, millions of events per second and the largest resident memory,
-which issue 7 wants below 1 GiB.  The peak that each command finds is compared with the one the writer counted.
+which issue 7 wants below 1 GiB.  Compares the peak that each command finds with the writer's own count.
 
-With --file the trace is kept there, and reused if it exists.
+--file keeps the trace there; it is reused if it exists.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIMIT = 2**30
 
 
 class Loop:
-    """The trace's writer: a training loop by its sizes."""
+    """Writes the trace: a training loop's requests."""
 
     def __init__(self, path: Path) -> None:
         self.writer = _core.TraceWriter(path, overwrite=True)
@@ -64,25 +64,25 @@ class Loop:
         self.n = 0
 
     def mark(self, kind: str, name: str, arg: int = 0) -> None:
-        """A phase or a step."""
+        """Marks a phase or a step."""
         self.n += 1
         self.writer.event(KINDS[kind], text=self.writer.string(name), arg=arg, time_ns=self.n * 100)
 
     def take(self, address: int, size: int, stack: int) -> None:
-        """One request."""
+        """Makes one request."""
         self.n += 1
         self.writer.event(1, addr=address, bytes=size, stack=stack, time_ns=self.n * 100)
         self.live += size
         self.peak = max(self.peak, self.live)
 
     def give(self, address: int, size: int) -> None:
-        """One free."""
+        """Frees one block."""
         self.n += 1
         self.writer.event(2, addr=address, time_ns=self.n * 100)
         self.live -= size
 
     def step(self, number: int) -> None:
-        """Forward keeps, backward takes temporaries and gives back."""
+        """One step: forward keeps activations; backward uses temporaries and frees them."""
         self.mark("step", "step", number)
         self.mark("phase_begin", "forward")
         kept = []
@@ -103,7 +103,7 @@ class Loop:
 
 
 def write(path: Path, n_events: int) -> None:
-    """The trace, and beside it what its writer knows."""
+    """Writes the trace, and a file with what its writer knows."""
     loop = Loop(path)
     number, start = 0, time.monotonic()
     while loop.n < n_events:
@@ -115,7 +115,7 @@ def write(path: Path, n_events: int) -> None:
 
 
 def measure(words: list[str]) -> tuple[str, float, int]:
-    """What a command printed, its seconds, its largest resident bytes."""
+    """Runs a command: its output, seconds and largest resident bytes."""
     start = time.monotonic()
     child = subprocess.Popen(
         [sys.executable, "-m", "pyalloc", *words], cwd=ROOT, stdout=subprocess.PIPE
@@ -131,7 +131,7 @@ def measure(words: list[str]) -> tuple[str, float, int]:
 
 
 def peak_of(command: str, out: str) -> int | None:
-    """The peak a command found, where it prints one."""
+    """The peak that a command found, if it prints one."""
     if command not in ("stats", "report", "replay"):
         return None
     data: dict[str, Any] = json.loads(out)

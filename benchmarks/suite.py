@@ -20,7 +20,7 @@ from pyalloc.convert import KINDS
 
 TRACES = Path(__file__).resolve().parent / "traces"
 
-#: recorded loops of kinds that no constant was chosen by; the last four were recorded after the constants were set
+#: recorded loops that no constant was chosen by; the last four were recorded after the constants were chosen
 HELD_OUT = (
     *("lstm_lm", "two_tasks", "vit", "gan", "detector", "graphs", "speech"),
     *("contrastive", "distillation", "beam_search", "super_resolution"),
@@ -48,7 +48,7 @@ class Trace:
 
 
 def suite(only: list[str] | None = None) -> list[Trace]:
-    """All traces there are, or those named; ValueError for a name that is none."""
+    """All traces, or those named; ValueError for an unknown name."""
     recorded = sorted(path.name.removesuffix(".pya.xz") for path in TRACES.glob("*.pya.xz"))
     found = [Trace(name, "held-out" if name in HELD_OUT else "recorded") for name in recorded]
     found.sort(key=lambda trace: trace.kind == "held-out")
@@ -65,7 +65,7 @@ def generate(name: str, path: Path, seed: int = 1) -> None:
 
 
 def write_operations(operations: Iterable[Operation], path: Path) -> None:
-    """Writes what a generator yields as a trace."""
+    """Writes a generator's operations as a trace."""
     writer = _core.TraceWriter(path, overwrite=True)
     device_of: dict[int, int] = {}
     for clock, (what, *numbers) in enumerate(operations):

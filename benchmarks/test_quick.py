@@ -1,7 +1,7 @@
 """A quick form of every benchmark, for ``pytest benchmarks`` with pytest-benchmark.
 
-What runs inside real torch on the host-memory runtime is timed there, in processes of its own; the table's times are
-those the child told, not those of starting it.  Answers are checked first, as in the long forms.
+What runs in real torch on the host-memory runtime is timed in child processes; the table shows the times that they
+report, without those of starting them.  Answers are checked first, as in the long forms.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answer = dict[str, Any]
 
 
 class Told:
-    """A clock that goes on by what a child process says its work took."""
+    """A clock that advances by the times that child processes report."""
 
     seconds = 0.0
 
@@ -51,7 +51,7 @@ class Told:
         return self.seconds
 
     def run(self, benchmark: Any, ask: Callable[[], float], rounds: int = 3) -> None:
-        """Rounds of ask(), which returns seconds."""
+        """Runs rounds of ask(), which returns seconds."""
 
         def go() -> None:
             self.seconds += ask()
@@ -61,7 +61,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def grouped(benchmark: Any, request: pytest.FixtureRequest) -> None:
-    """A table for each benchmark."""
+    """Gives each benchmark a table."""
     benchmark.group = request.function.__name__.removeprefix("test_")
 
 
@@ -199,7 +199,7 @@ def test_start(benchmark: Any) -> None:
 
 @in_torch
 def test_host_memory(benchmark: Any) -> None:
-    """benchmarks.speed: pyalloc's own tables, within what issue 5 allows."""
+    """benchmarks.speed: pyalloc's own tables take no more than issue 5 allows."""
     for row in benchmark.pedantic(costs.host_memory, (60_000,), rounds=1):
         benchmark.extra_info[row.what] = row.host_bytes
         assert 0 < row.host_bytes <= row.target_bytes, row
@@ -261,7 +261,7 @@ def test_streaming(benchmark: Any, tmp_path: Path, command: str) -> None:
 
 
 def op_cases() -> list[tuple[str, str]]:
-    """(op, ours or torch's)."""
+    """Pairs of an op and whose: ours or torch's."""
     names = ("log_prob", "mixture", "additive", "attention")
     return [(name, whose) for name in names for whose in ("ours", "torch")]
 

@@ -26,9 +26,9 @@ from benchmarks.compiling import is_older, making
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOCATORS = ("native", "expandable", "pyalloc")
-#: the environment in which pyalloc goes through torch's wrapper, as where torch's own methods are not found
+#: makes pyalloc go through torch's wrapper, as it does if it does not find torch's own methods
 THROUGH_WRAPPER = {"PYALLOC_FAST_PATH": "0"}
-#: operations of a warm turn at least: what the turn before left cold is then a small part
+#: least operations of a warm turn, so that what the turn before left cold hardly counts
 TURN_OPS = 50_000
 #: host-memory calls that are device calls of the allocator
 MEMORY_CALLS = (
@@ -53,7 +53,7 @@ MEMORY_CALLS = (
 
 
 def build_caller() -> Path:
-    """Compiles the caller of torch's interface where it is older than its sources."""
+    """Compiles the caller of torch's interface, unless it is newer than its sources."""
     library = ROOT / "build" / "c10" / "libc10_replay.so"
     replay = ROOT / "csrc" / "replay"
     c_sources = [
@@ -105,18 +105,18 @@ class _Turns(ctypes.Structure):
 
 
 def _no_wait() -> None:
-    """For a process that measures alone."""
+    """Stands in for _wait_for_turn() in a process that measures alone."""
 
 
 def _wait_for_turn(out: int) -> None:
-    """In the fork: says on ``out`` that the next part could begin, returns when :func:`in_turns` wants it."""
+    """In the fork: says on ``out`` that the next part is ready; returns when :func:`in_turns` starts it."""
     os.write(out, b'{"turn": true}\n')
     if not os.read(0, 1):
-        os._exit(1)  # nobody asks any more
+        os._exit(1)  # the parent has gone
 
 
 def _open_cuda(allocator: str, capacity: int, n_devices: int, caller: ctypes.CDLL) -> ctypes.CDLL:
-    """In the fork: CUDA with that capacity under that allocator; the runtime's own functions."""
+    """In the fork: starts CUDA with this capacity and allocator; returns the runtime's own functions."""
     runtime = ctypes.CDLL("libcuda.so.1")
     for name in ("peak_bytes", "used_bytes"):
         getattr(runtime, f"pya_hostcuda_{name}").restype = ctypes.c_size_t
@@ -179,7 +179,7 @@ def _speed_here(
 
 
 def _make_streams(devices: range, n: int) -> ctypes.Array[ctypes.c_uint64]:
-    """So many of each device, its own first: the runtime's number and torch's of each."""
+    """Makes so many streams per device, the default first: for each the runtime's number and torch's."""
     import torch
 
     numbers: list[int] = []
@@ -192,7 +192,7 @@ def _make_streams(devices: range, n: int) -> ctypes.Array[ctypes.c_uint64]:
 
 
 def _pool_callback(failures: list[Exception]) -> Any:
-    """For C: pools begin, end, are released.  What went wrong is kept: C goes on with requests outside of them."""
+    """For C to call when pools begin, end or are released.  Keeps errors: C then goes on without the pool."""
     import torch
 
     calls = (
@@ -261,13 +261,13 @@ def _replay_here(
     row["turns"] = []
 
     def run_again() -> tuple[float, float, int]:
-        """Nanoseconds an operation outside and inside of device calls, and how many of these."""
+        """Nanoseconds per operation outside and inside device calls, and the number of these calls."""
         before = sum(calls().values())
         caller.c10_run(program, streams, 1, None, pool_callback, ctypes.byref(result))
         inside = result.device_ns / max(1, n_ops.value)
         return result.ns / max(1, n_ops.value) - inside, inside, sum(calls().values()) - before
 
-    # Now with everything cached: what the allocator itself costs, and apart from it what device calls do.
+    # Now everything is cached: times the allocator itself, and separately the device calls.
     for _ in range(turns if completed else 0):
         wait()
         passes = sorted(run_again() for _ in range(max(1, TURN_OPS // max(1, n_ops.value))))
@@ -278,7 +278,7 @@ def _replay_here(
 
 
 def _serve(allocator: str) -> None:
-    """Reads one request a line, forks for each, prints one result a line."""
+    """Reads one request per line, forks for each, prints one result per line."""
     caller = ctypes.CDLL(str(build_caller()), mode=ctypes.RTLD_GLOBAL)
     caller.c10_open.restype = ctypes.c_char_p
     caller.c10_load.restype = ctypes.c_void_p
@@ -295,7 +295,7 @@ def _serve(allocator: str) -> None:
             out = os.dup(1)
             os.dup2(
                 os.open(os.devnull, os.O_WRONLY), 1
-            )  # answers are read there; libraries may print
+            )  # answers go there; libraries may print to standard output
             wait = partial(_wait_for_turn, out) if request["together"] else _no_wait
             try:
                 here = _replay_here if "path" in request else _speed_here
@@ -317,14 +317,14 @@ class SpeedRequest:
 
     Attributes:
         n_live: blocks alive (of each thread).
-        max_bytes: sizes are 1 .. max_bytes, equally likely; equal: all max_bytes.
-        lifo: always the last block is replaced, else a random one.
-        data_ptr: allocate() and the DataPtr's deleter instead of raw_alloc and raw_delete.
-        n: pairs timed, after as many to settle.
-        turns: parts in which they are timed, each with a figure of its own.
-        seed: of the random sizes and choices.
-        tail: also the 99.999th percentile of single pairs.
-        threads: as many threads for `seconds` instead of n pairs.
+        max_bytes: sizes are uniform in 1 .. max_bytes; equal: all are max_bytes.
+        lifo: always replaces the last block, else a random one.
+        data_ptr: uses allocate() and the DataPtr's deleter instead of raw_alloc and raw_delete.
+        n: number of timed pairs, after as many to settle.
+        turns: number of parts in which they are timed, each with its own figure.
+        seed: for random sizes and choices.
+        tail: also measures the 99.999th percentile of single pairs.
+        threads: runs so many threads for `seconds` instead of n pairs.
         capacity: bytes of device memory.
     """
 
@@ -349,8 +349,8 @@ class ReplayRequest:
     Attributes:
         path: of the trace.
         capacity: bytes of device memory; 0 is ample.
-        turns: the same operations again so many times with everything cached, for the time; in a turn as many passes
-            as make TURN_OPS operations, of which the median counts.
+        turns: how many more times to run and time it with everything cached; a turn has as many passes as make
+            TURN_OPS operations, and the median turn counts.
     """
 
     path: str
@@ -363,12 +363,12 @@ class Died(RuntimeError):
 
 
 class TorchReplay:
-    """A process with torch loaded that replays on request; a context manager.
+    """A process with torch loaded that replays traces on request; a context manager.
 
     Args:
-        allocator: native, expandable or pyalloc, or the file of another library's (benchmarks/peers).
+        allocator: native, expandable or pyalloc, or the file of another library (benchmarks/peers).
         conf: settings of pyalloc, as in PYALLOC_CONF.
-        environment: variables beside those of the host-memory runtime.
+        environment: variables besides those of the host-memory runtime.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ class TorchReplay:
             **(environment or {}),
         }
         env["PYALLOC_HOSTCUDA_DEVICES"] = "2"
-        env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # every refused mapping is a warning otherwise
+        env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # otherwise every failed mapping is a warning
         command = [sys.executable, "-m", "benchmarks.torch_replay", "--serve", allocator]
         self.process = subprocess.Popen(
             command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -403,12 +403,12 @@ class TorchReplay:
         """One replay in a fresh fork; see :class:`ReplayRequest`.
 
         Raises:
-            RuntimeError: it failed with something else than out of memory.
+            RuntimeError: it failed, and not by running out of memory.
         """
         return self.ask(ReplayRequest(str(path), capacity, turns))
 
     def speed(self, request: SpeedRequest) -> dict[str, Any]:
-        """Nanoseconds of one allocate and one free together, in a fresh fork."""
+        """Nanoseconds for one allocation and one free together, in a fresh fork."""
         return self.ask(request)
 
     def ask(self, request: SpeedRequest | ReplayRequest) -> dict[str, Any]:
@@ -422,12 +422,12 @@ class TorchReplay:
         self.process.stdin.flush()
 
     def begin(self, request: SpeedRequest | ReplayRequest) -> dict[str, Any]:
-        """Starts a fresh fork up to its first turn; ``{"turn": True}``, or the answer if there is none."""
+        """Runs a fresh fork up to its first turn; returns ``{"turn": True}``, or the answer if there are no turns."""
         self._send({**asdict(request), "together": True})
         return self._answer()
 
     def turn(self) -> dict[str, Any]:
-        """Lets it have its turn, to the next one or to the answer."""
+        """Lets it take its turn; returns as begin() does."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -448,9 +448,9 @@ class TorchReplay:
 def in_turns(
     servers: dict[str, TorchReplay], request: SpeedRequest | ReplayRequest
 ) -> dict[str, dict[str, Any]]:
-    """The same of several allocators, a turn of one after a turn of the other.
+    """Sends the same request to several allocators, which take turns.
 
-    What disturbs the machine for longer than a turn disturbs all of them.
+    So what disturbs the machine for longer than a turn disturbs all of them.
     """
     answers = {name: server.begin(request) for name, server in servers.items()}
     while any("turn" in answer for answer in answers.values()):

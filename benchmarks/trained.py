@@ -1,4 +1,4 @@
-"""What benchmarks.repeated and benchmarks.training share: a process of its own for each training, and what it took."""
+"""Shared by benchmarks.repeated and benchmarks.training: one process per training, and what it used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks import hostcuda
 from benchmarks.torch_replay import MEMORY_CALLS, ROOT
 
 HOST_MEMORY = "the host-memory runtime"
-#: of the host-memory runtime, as that of an H100
+#: of the host-memory runtime: an H100's
 CAPACITY = "80GB"
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
@@ -35,7 +35,7 @@ class HostRuntime:
 
 
 class Card:
-    """What torch's statistics tell of a card."""
+    """What torch's statistics tell about a card."""
 
     def n_calls(self) -> int:
         import torch
@@ -50,19 +50,19 @@ class Card:
 
 
 def counter_of(device: str) -> HostRuntime | Card:
-    """In a child: who counts; device is host or cuda."""
+    """In a child: the counter for a device, host or cuda."""
     return Card() if device == "cuda" else HostRuntime()
 
 
 def device_name(device: str) -> str:
-    """In a child: the card's name, or that there is none."""
+    """In a child: the card's name, or that of the host-memory runtime."""
     import torch
 
     return torch.cuda.get_device_name() if device == "cuda" else HOST_MEMORY
 
 
 def environment(device: str, allocator: str) -> dict[str, str]:
-    """Of a child that trains there."""
+    """The environment of a child that trains on this device."""
     if device == "cuda":
         return hostcuda.of_allocator(allocator)
     return hostcuda.environment(CAPACITY, allocator)
@@ -72,8 +72,8 @@ class ChildError(RuntimeError):
     """A training failed.
 
     Attributes:
-        reason: one line of it: the error's own, or the last one that was said.
-        said: the last it wrote to standard error.
+        reason: one line: the error's own, or the last line of output.
+        said: its last lines on standard error.
     """
 
     def __init__(self, reason: str, said: str) -> None:
@@ -82,7 +82,7 @@ class ChildError(RuntimeError):
 
 
 def _reason(said: str, code: int) -> str:
-    """An error of CUDA has advice on its last lines: the line that names the error comes first."""
+    """The line that names the error; the last lines of a CUDA error are advice."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if ERROR.match(line)]
     return (named or lines or [f"exit code {code}"])[-1]
@@ -91,7 +91,7 @@ def _reason(said: str, code: int) -> str:
 def in_child(
     module: str, words: list[str], env: dict[str, str], limit_s: float | None = None
 ) -> dict[str, Any]:
-    """The row that ``python -m module words`` prints last, with the seconds of the whole process.
+    """Runs ``python -m module words``; returns the row that it prints last, with the seconds of the whole process.
 
     Raises:
         ChildError: it failed, or took longer than limit_s.

@@ -6,15 +6,15 @@ benchmarks.memory replays recordings of these loops; here they run themselves (b
 allocator in a process of its own, with the same seed: on a card with --device cuda, else on the host-memory runtime, in
 which kernels compute nothing.  async is torch's backend on the driver's pools (cudaMallocAsync).
 
-Columns: live: MiB allocated at the most, on the first allocator; peak/live: most memory reserved over most allocated,
-of each; ms: the median of the steps after the first (with --times N: of the last half), between events on the card's
+Columns: live: most MiB allocated, on the first allocator; peak/live: most memory reserved over most allocated, for each
+allocator; ms: the median of the steps after the first (with --times N: of the last half), between events on the card's
 own clock (nothing waits for them).
-Means are of the loops that every allocator came through.  Below: what failed or took longer than --limit-s (the exit
-code is then 1), where an allocator was asked for other bytes or another number of blocks than the first one (async does
-not say), and where a card was full, so that cached memory was given back.
+Means are over the loops that completed on every allocator.  Below the table: what failed or took longer than --limit-s
+(the exit code is then 1), where an allocator got requests for other bytes or another number of blocks than the first
+one (async does not tell), and where a card was full, so that cached memory was released.
 
---jobs N trains N at once: memory is as alone while all of them fit, times are not.  --turns: they only get ready at
-once and train one after the other, so that times are as alone where there are processors enough.
+--jobs N trains N at once; if all of them fit, memory is as if each ran alone, but times are not.  --turns: they start
+at once, but train one after the other, so that with enough processors times are as if each ran alone.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from benchmarks.workloads.record import names
 from pyalloc.report.text import clip
 
 ALLOCATORS = ("native", "expandable", "async", "pyalloc")
-#: steps on a card of loops that would take long there: mixture's 900 are about a million small kernels and as long as
-#: ten other loops; what it is about has happened twice in a third of them (models are replaced in steps 149 and 299)
+#: fewer steps on a card for loops that would take long there: mixture's 900 are about a million small kernels and take
+#: as long as ten other loops; in a third of them, models have already been replaced twice (steps 149 and 299)
 STEPS_ON_CARD = {"mixture": 320}
-#: names the file whose lock is a child's turn
+#: names the file whose lock a child holds during its turn
 TURNS = "PYALLOC_TRAINING_TURNS"
 Row = dict[str, Any]
 
 
 class Clock:
-    """When each step began and the last one ended; on a card by events, so that no step waits for the one before."""
+    """When each step began and the last one ended; on a card by events, so that no step waits for another."""
 
     def __init__(self, device: str) -> None:
         self.is_card = device == "cuda"
@@ -62,7 +62,7 @@ class Clock:
         self.began: float | None = None
 
     def mark(self, number: int = 0) -> None:
-        """A step begins, or the last one has ended."""
+        """Marks the beginning of a step, or the end of the last."""
         if self.began is None:
             self.began = time.perf_counter()
         if self.is_card:
@@ -75,7 +75,7 @@ class Clock:
             self.marks.append(time.perf_counter())
 
     def step_ms(self) -> list[float]:
-        """Of each step; what the card has still to do is waited for."""
+        """Milliseconds of each step; waits for the card."""
         if not self.is_card:
             return [round(1e3 * (end - start), 2) for start, end in pairwise(self.marks)]
         import torch
@@ -84,21 +84,21 @@ class Clock:
         return [round(start.elapsed_time(end), 2) for start, end in pairwise(self.marks)]
 
     def seconds(self) -> float:
-        """From the first step to now."""
+        """Seconds from the first step to now."""
         return round(time.perf_counter() - (self.began or time.perf_counter()), 3)
 
 
 @contextlib.contextmanager
 def _turn() -> Iterator[None]:
-    """In a child: while no other one trains, where they take turns."""
+    """In a child: with --turns, waits until no other child trains."""
     with contextlib.ExitStack() as stack:
         if path := os.environ.get(TURNS):
-            fcntl.flock(stack.enter_context(open(path)), fcntl.LOCK_EX)  # until it is closed
+            fcntl.flock(stack.enter_context(open(path)), fcntl.LOCK_EX)  # held until it is closed
         yield
 
 
 def typical_ms(step_ms: list[float], times: int) -> float | None:
-    """The median of the steps after the first; of the last half where memory had time to grow."""
+    """The median of the steps after the first; of the last half in longer runs, where memory has had time to grow."""
     later = step_ms[len(step_ms) // 2 :] if times > 1 else step_ms[1:]
     return round(statistics.median(later or step_ms), 2) if step_ms else None
 
@@ -121,11 +121,11 @@ def _train_here(name: str, allocator: str, device: str, most_steps: int | None, 
             WORKLOADS[name].body(Run(random.Random(1), clock.mark, most_steps, times))
             clock.mark()
             step_ms = clock.step_ms()
-    except torch.cuda.OutOfMemoryError as error:  # what was reserved until then is worth a row
+    except torch.cuda.OutOfMemoryError as error:  # what was reserved until then still makes a row
         failed, step_ms = f"OutOfMemoryError: {str(error).splitlines()[0]}", []
     seconds = clock.seconds()
     stats = torch.cuda.memory_stats()
-    tells = bool(stats.get("allocation.all.allocated"))  # all but cudaMallocAsync's
+    tells = bool(stats.get("allocation.all.allocated"))  # false for cudaMallocAsync
     return {
         "live_bytes": torch.cuda.max_memory_allocated(),
         "peak_bytes": counter.peak_bytes(),
@@ -154,7 +154,7 @@ def train(
     limit_s: float = 120,
     turns: str | None = None,
 ) -> Row:
-    """What one loop did under one allocator, in a process of its own; ``failed`` says why it did not get through."""
+    """Trains one loop under one allocator in a process of its own; ``failed`` says why it did not complete."""
     words = ["--here", name, allocator, "--device", device]
     words += ["--steps", str(most_steps)] if most_steps is not None else []
     words += ["--times", str(times)]
@@ -170,7 +170,7 @@ def train(
 
 
 def remarks(rows: list[Row]) -> list[str]:
-    """What failed, which requests were not those of the loop's first allocator, and where a card was full."""
+    """What failed, where requests differ from those under the first allocator, and where a card was full."""
     found = []
     first: dict[str, Row] = {}
     for row in rows:
@@ -257,7 +257,7 @@ def _train_all(chosen: list[str], arguments: argparse.Namespace) -> list[Row]:
         fewer = STEPS_ON_CARD.get(name) if device == "cuda" else None
         asked = {"most_steps": arguments.steps or fewer, "times": arguments.times}
         row = train(name, allocator, device, **asked, limit_s=limit_s, turns=turns) | about
-        if arguments.json:  # in one write: others print, too
+        if arguments.json:  # in one write, because others print too
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
         progress.step(f"{name}, {allocator}: {row['failed'] or f'{peak_live(row):.3f}'}")

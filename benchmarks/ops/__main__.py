@@ -1,8 +1,8 @@
 """How fast and how lean pyalloc.ops is beside torch's own forms.
 
 ``python -m benchmarks.ops`` runs everything on the CPU; ``--only`` picks parts, ``--device cuda`` the GPU.
-Every answer is compared with float64 first; peers run interleaved with the op in the same process, all of them with
-fresh outputs; one JSON line per row on stdout, with the ratio to the fastest peer and the target it is held to.
+Every answer is first compared with float64.  Peers take turns with the op in the same process, all of them with
+fresh outputs.  Prints one JSON line per row, with the ratio to the fastest peer and its target.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CPU_ONLY = {"memory", "seq2seq"}
 
 
 def measured(bench: Bench, part: str) -> bool:
-    """Whether a part came to its end; a wrong answer or an error in it leaves the others be."""
+    """Runs a part; returns whether it completed.  A wrong answer or an error does not end the others."""
     try:
         PARTS[part](bench)
     except (Exception, SystemExit) as error:

@@ -23,9 +23,9 @@ def eager_additive(query: Tensor, keys: Tensor, values: Tensor, v: Tensor) -> Te
 
 
 def floors(b: Bench, n_b: int, n_s: int, n_h: int, n_e: int) -> tuple[float | None, float | None]:
-    """What a card needs at the least, forward and with backward.
+    """The least time on a card, forward and with backward.
 
-    Keys and values are read once each way, their gradients written once.
+    Keys and values are read once in each direction, their gradients written once.
     """
     if b.device == "cpu":
         return None, None
@@ -69,7 +69,7 @@ def additive(b: Bench) -> None:
 
 
 def additive_kept(b: Bench) -> None:
-    """Bytes that 50 decoder steps keep for their backward beyond what the sequence itself holds."""
+    """Bytes that 50 decoder steps keep for backward, besides the sequence itself."""
     n_b, n_s, n_h, steps = 80, 50, 1000, 50
     kept = {}
     for name, function in (("ours", ops.additive_attention), ("eager", eager_additive)):
@@ -112,7 +112,7 @@ def seq2seq(b: Bench) -> None:
         for name, options in (("eager", []), ("ours", ["--fused"])):
             path = Path(folder) / f"{name}.json"
             command = [sys.executable, "examples/seq2seq.py", "--json", str(path), *options]
-            # Python 3.11 may abort while it shuts down right after a backward pass; the result is whole by then.
+            # Python 3.11 may abort if it shuts down right after a backward pass; the result is complete by then.
             done = subprocess.run(
                 command,
                 cwd=ROOT,

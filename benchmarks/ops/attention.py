@@ -24,7 +24,7 @@ def our_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -
 
 
 def floor(b: Bench, n_products: int, shape: tuple[int, ...], *, biases: int) -> float | None:
-    """What a card needs at the least: products of queries and keys, a bias' numbers moved so many times."""
+    """The least time on a card: products of queries and keys, and a bias that is moved so many times."""
     if b.device == "cpu":
         return None
     n_b, n_h, n, d = shape
@@ -89,7 +89,7 @@ def attention(b: Bench) -> None:
 
 
 def sweep_shape(rng: random.Random) -> tuple[int, int, int, int, int]:
-    """Batches, heads, lengths and a head size, log-uniform, of at most 1.5 GFLOP."""
+    """Random batch, heads, lengths and head size, log-uniform, for at most 1.5 GFLOP."""
     while True:
         n_b, n_h = rng.choice((1, 1, 2, 3, 4, 8)), rng.choice((1, 2, 4, 6, 8, 12, 16))
         n_q, n_k = (max(1, round(2 ** rng.uniform(0, 11))) for _ in "qk")
@@ -133,7 +133,7 @@ def sweep(b: Bench, count: int = 200) -> None:
 
 
 def sweep_ratio(b: Bench, ours: Run, peer: Run) -> float:
-    """On the CPU by processor time; on a device peer's over ours, medians of calls taken in turns for 20 ms."""
+    """The peer's time over ours: processor time on the CPU; on a device, medians of alternating calls for 20 ms."""
     if b.device == "cpu":
         return least_ratio(ours, peer)
     ours(), peer()

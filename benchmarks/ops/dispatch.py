@@ -1,8 +1,8 @@
 """Where torch's attention kernel is faster than pyalloc's: finds the rule of pyalloc.ops.attention.
 
-``python -m benchmarks.ops.dispatch`` times both kernels on random shapes, forward and forward+backward, and prints
-for every candidate rule how many shapes it makes slower than 0.95x torch and how many wins of over 1.15x it gives
-away. One thread and processor time, so that a busy machine does not matter; run it again after a change of the kernel.
+``python -m benchmarks.ops.dispatch`` times both kernels on random shapes, forward and forward+backward.  For every
+candidate rule it prints how many shapes would be slower than 0.95x torch, and how many wins of over 1.15x it would
+miss.  Uses one thread and processor time, so that a busy machine does not matter; run it again after kernel changes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(rng: random.Random) -> Shape:
 
 
 def judge(shapes: list[Shape], scores: int, queries: int, keys: int) -> dict[str, object]:
-    """How a rule would have done."""
+    """Counts the shapes that a rule would make slower, and the wins it would miss."""
     row: dict[str, object] = {"few_scores": scores, "few_queries": queries, "few_keys": keys}
     row["is_used"] = (scores, queries, keys) == (
         rule._FEW_SCORES,

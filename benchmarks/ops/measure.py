@@ -1,4 +1,4 @@
-"""Taking times in turns, checking answers against float64, printing rows."""
+"""Measures times in turns, checks answers against float64, prints rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.card import smi
 from benchmarks.memory import commit
 from pyalloc import ops
 
-# fp32 operations of a multiprocessor in a clock: multiply-adds, or a third of dense TF32 where that is more
+# fp32 operations per clock of a multiprocessor: by multiply-adds, or a third of dense TF32 if that is more
 FLOP_PER_CLOCK = {
     (7, 5): 128,
     (8, 0): 1024 / 3,
@@ -43,7 +43,7 @@ class Bench:
     rounds: int
     compile: bool
     seed: int
-    path: Path | None = None  # of a file that has all rows after each
+    path: Path | None = None  # a file that gets all rows so far after each
     rows: list[dict[str, Any]] = field(default_factory=list)
     copied_bytes_per_ms: float | None = None
 
@@ -59,7 +59,7 @@ class Bench:
         return time.perf_counter() - begin
 
     def times(self, runs: dict[str, Run]) -> dict[str, list[float]]:
-        """Milliseconds of each, taken in turns so that a busy machine hurts all alike."""
+        """Milliseconds of each, in turns, so that a busy machine slows down all alike."""
         if self.device == "cuda":
             return self.device_times(runs)
         for run in runs.values():
@@ -92,11 +92,11 @@ class Bench:
         return taken
 
     def floor_ms(self, n_bytes: float, n_flop: float) -> float | None:
-        """The larger of the time to move so many bytes and that to do so much fp32 arithmetic.
+        """The time to move so many bytes or to do so much fp32 arithmetic, whichever is larger.
 
-        Bytes at the rate of a large copy, measured here, the driver's or a kernel's, whichever is faster; arithmetic at
-        the better of fp32 multiply-adds and three TF32 products, from the card's clock.  None where the card is not in
-        the table.
+        Bytes: at the rate of a large copy, measured here, by the driver or a kernel, whichever is faster.  Arithmetic:
+        at the card's clock, by fp32 multiply-adds or three TF32 products, whichever is faster.  None if the card is not
+        in the table.
         """
         per_clock = FLOP_PER_CLOCK.get(torch.cuda.get_device_capability())
         clock = smi("clocks.max.sm")
@@ -148,7 +148,7 @@ class Bench:
         return ratio
 
     def one_thread(self, ours: Run, peers: dict[str, Run]) -> dict[str, Any]:
-        """The same by processor time of one thread, which others' work on the machine hardly changes."""
+        """Like compare(), by processor time of one thread, which other work on the machine hardly changes."""
         least = least_seconds({"ours": ours, **peers}, rounds=5, seconds=0.5)
         fastest = min((least[key] for key in peers), default=None)
         return {
@@ -183,7 +183,7 @@ class Bench:
 
 
 def captured(run: Run) -> Run:
-    """One call as a graph's replay, so that neither Python nor launches are timed; itself if it cannot be."""
+    """The replay of a graph of one call, without the time of Python and launches; the call itself if not possible."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -203,7 +203,7 @@ def captured(run: Run) -> Run:
 
 
 def failure(run: Run) -> str | None:
-    """Why a peer cannot be run: a compiler of torch's that is missing, or not up to this card."""
+    """Why a peer cannot run: torch's compiler is missing, or does not support this card."""
     try:
         run()
     except Exception as error:
@@ -212,7 +212,7 @@ def failure(run: Run) -> str | None:
 
 
 def over_floor(ours_ms: float, floor_ms: float | None) -> dict[str, Any]:
-    """How far above what the card allows; the project's bar is 1.5."""
+    """Our time over the floor; the project's bar is 1.5."""
     if floor_ms is None:
         return {}
     ratio = ours_ms / floor_ms
@@ -225,7 +225,7 @@ def over_floor(ours_ms: float, floor_ms: float | None) -> dict[str, Any]:
 
 
 def least_ratio(ours: Run, peer: Run) -> float:
-    """Peer's least processor time over ours."""
+    """The peer's least processor time over ours."""
     least = least_seconds({"ours": ours, "peer": peer}, rounds=15, seconds=0.05)
     return least["peer"] / least["ours"]
 
@@ -233,7 +233,7 @@ def least_ratio(ours: Run, peer: Run) -> float:
 def least_seconds(runs: dict[str, Run], *, rounds: int, seconds: float) -> dict[str, float]:
     """The least processor time of each: one thread, in turns, so that a busy machine does not matter.
 
-    What is over in microseconds is timed many calls at once, or reading the clock would hide the difference.
+    Calls of microseconds are timed many at once, because reading the clock would hide the difference.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -287,7 +287,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 def check(
     name: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]
 ) -> float:
-    """The worst error against float64; SystemExit if it is over the larger of torch's twice and 1e-6."""
+    """The largest error against float64; SystemExit if it exceeds both twice torch's and 1e-6."""
     worst = 0.0
     for mine, other, right in zip(ours, theirs, exact, strict=True):
         error, bar = relative(mine, right), max(2 * relative(other, right), 1e-6)

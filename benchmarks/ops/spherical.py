@@ -30,7 +30,7 @@ def from_cosine(u: Tensor, kappa: Tensor, dim: int) -> Tensor:
 
 
 def by_bmm(value: Tensor, loc: Tensor, kappa: Tensor) -> Tensor:
-    """(T, L, M) from one batched product: the fastest eager form found."""
+    """(T, L, M) by one batched product: the fastest eager form that we found."""
     u = torch.bmm(value.transpose(0, 1), loc.permute(1, 2, 0))
     return from_cosine(u, kappa.t()[:, None], value.shape[-1])
 
@@ -66,7 +66,7 @@ def spherical_inputs(n_l: int, n_m: int, n_t: int, dim: int, device: str) -> lis
 
 
 def floors(b: Bench, n_l: int, n_m: int, n_t: int, dim: int) -> dict[str, float | None]:
-    """What a card needs at the least: inputs read and results written once, each product done once."""
+    """The least time on a card: inputs read, results written and products computed once."""
     if b.device == "cpu":
         return dict.fromkeys(("log_prob", "log_prob_both", "mixture", "mixture_both"))
     rows = 4 * (n_l + n_m) * n_t * dim
@@ -140,7 +140,7 @@ def spherical(b: Bench) -> None:
 
 
 def spherical_shapes(b: Bench) -> None:
-    """What a card does with shapes that fill no tile: latents of a batch, and a data set under few components."""
+    """Shapes that fill no tile, on a card: the latents of a batch, and a data set under few components."""
     latents = spherical_inputs(1, 1, 4096, 64, b.device)
     lean = latents[:3]
     peers = b.compiled({"einsum": by_einsum})
@@ -170,7 +170,7 @@ def spherical_shapes(b: Bench) -> None:
 
 
 def spherical_memory(b: Bench) -> None:
-    """Growth of the resident set in a fresh process, against the size of the result."""
+    """Growth of the resident set in a fresh process, compared with the size of the result."""
     for op, n_t in (("log_prob", 512), ("mixture", 512), ("log_prob", 8192), ("mixture", 8192)):
         source = f"""
 import resource, torch
@@ -201,7 +201,7 @@ print(mark("VmHWM") - before, out.numel() * 4)
             result_bytes=size,
             product_bytes=128 * 128 * n_t * 128 * 4,
             ratio=round(grown / size, 3),
-            # scratch does not grow with T: it shows only beside the mixture's small results
+            # scratch does not grow with T, so it only matters beside the mixture's small results
             target="<= 1.05" if op == "log_prob" else None,
             met=grown <= 1.05 * size if op == "log_prob" else None,
         )

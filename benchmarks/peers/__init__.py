@@ -1,1 +1,1 @@
-"""Other libraries' allocators, built as torch's pluggable allocator wants them."""
+"""Other libraries' allocators, behind torch's interface for pluggable allocators."""

@@ -2,19 +2,19 @@
 
 ``python -m benchmarks.peers [--library NAME=FILE ...] [--only NAME ...] [--rounds N] [--json]``
 
-Needs what ``pip install librmm-cu12==24.12.1 nvidia-cuda-crt`` brings: headers, RMM is compiled here.  Other libraries
-(GMLake, say) are built by whoever has them, and export two functions as torch's pluggable allocator takes them,
-``void *foreign_alloc(ssize_t, int, cudaStream_t)`` and ``void foreign_free(void *, ssize_t, int, cudaStream_t)``; what
-they read from the environment is the caller's.  Each runs behind torch's allocator interface, in real torch on the
-host-memory CUDA runtime.  Columns, for the recorded loops:
+Needs the headers that ``pip install librmm-cu12==24.12.1 nvidia-cuda-crt`` installs: RMM is compiled here.  Build other
+libraries (such as GMLake) yourself.  They export two functions for torch's pluggable allocator,
+``void *foreign_alloc(ssize_t, int, cudaStream_t)`` and ``void foreign_free(void *, ssize_t, int, cudaStream_t)``, and
+see the caller's environment.  Each runs behind torch's allocator interface, in real torch on the host-memory CUDA
+runtime.  Columns, for the recorded loops:
 
 * peak/live: peak device bytes over peak live bytes with ample memory; RMM's pool grows from 2 MiB by its own rule;
-* min/live: the smallest capacity that completes, by bisection in torch (one that completes by chance below it is not
-  looked for; where a process dies it does not complete, and that is told); RMM's pool is the whole card from the start
-  there, where it does best;
-* ns: one allocation or free once everything is cached, time inside device calls apart (best of three turns).
+* min/live: the smallest capacity that completes, by bisection in torch (smaller ones that complete by chance are not
+  searched for; a process that dies counts as not completing, and is reported); here RMM's pool is the whole card from
+  the start, which suits it best;
+* ns: one allocation or free once everything is cached, without the time inside device calls (best of three turns).
 
-Then nanoseconds of one allocate and free in the patterns of benchmarks.speed.
+Then nanoseconds for one allocation and one free in the patterns of benchmarks.speed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from benchmarks.torch_replay import ALLOCATORS, Died, TorchReplay
 from pyalloc import _core
 from pyalloc.moments import PAGE
 
-#: of each pattern: some libraries take a millisecond for one
+#: pairs per pattern: some libraries take a millisecond for one
 PAIRS = 20_000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One loop on one allocator: bytes, and nanoseconds of an operation."""
+    """One loop on one allocator: bytes, and nanoseconds per operation."""
 
     trace: str
     allocator: str
@@ -68,11 +68,11 @@ class Row:
 
 
 def least(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest capacity in whole pages that fits: steps that double from low on, then bisection.
+    """The smallest capacity in whole pages that fits, by doubling steps from low on, then bisection.
 
     Args:
-        fits: does it complete with so many bytes?
-        low: whole pages that do not suffice.
+        fits: whether it completes with so many bytes.
+        low: bytes, in whole pages, that do not suffice.
         high: the most to try.
 
     Raises:
@@ -113,7 +113,7 @@ def row_of(trace: Trace, path: Path, name: str, ample: TorchReplay, short: Torch
 
 
 def table(rows: list[Row], names: list[str]) -> str:
-    """The loops, one line each, and geometric means."""
+    """The loops, one per line, and geometric means."""
     lines = [f"{'':18}" + "".join(f"{name:>22}" for name in names)]
     lines.append(f"{'':18}" + f"{'peak':>9}{'min':>6}{'ns':>7}" * len(names))
 
@@ -138,7 +138,7 @@ def table(rows: list[Row], names: list[str]) -> str:
 
 
 def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
-    """The patterns, one line each; the ratio is of the fastest other allocator's nanoseconds to pyalloc's."""
+    """The patterns, one per line; the ratio is the fastest other allocator's nanoseconds over pyalloc's."""
     head = "".join(f"{name:>11}" for name in names)
     lines = [f"{'ns for one allocate + free':40}{head}{'spread':>12}{'ratio':>8}"]
     for pattern in dict.fromkeys(result["pattern"] for result in results):
@@ -152,7 +152,7 @@ def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
 
 
 def _named(text: str) -> Peer:
-    """A library as it is typed."""
+    """Argument type: NAME=FILE."""
     name, _, file = text.partition("=")
     if not name or not Path(file).is_file():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE with a shared library")

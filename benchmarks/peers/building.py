@@ -1,6 +1,6 @@
-"""Compiles RMM's pool, from the headers of its package, as torch's pluggable allocator wants it.
+"""Compiles RMM's pool for torch's interface for pluggable allocators, from the headers of its package.
 
-CUDA's functions are those of the process that loads the result.
+The library calls the CUDA functions of the process that loads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.compiling import making
 from benchmarks.torch_replay import ROOT
 
 HERE = Path(__file__).parent
-#: the last release that is headers alone; later ones bring a CUDA runtime that knows the real driver only
+#: the last release of headers only; later ones bring a CUDA runtime that works only with the real driver
 RMM_VERSION = "24.12.1"
 INSTALL = f"pip install librmm-cu12=={RMM_VERSION} nvidia-cuda-crt"
 
@@ -25,10 +25,10 @@ class Peer:
     """An allocator to compare with.
 
     Attributes:
-        name: as the tables call it.
-        library: with foreign_alloc and foreign_free.
-        environment: variables it needs.
-        short_environment: variables beside these on a small device.
+        name: its name in the tables.
+        library: exports foreign_alloc and foreign_free.
+        environment: variables that it needs.
+        short_environment: further variables on a small device.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _folders(package: str) -> list[Path]:
 
 
 def _cuda_headers() -> list[Path]:
-    """CUDA's headers as torch's packages and nvidia-cuda-crt bring them; empty where some are missing."""
+    """Folders of CUDA's headers, from torch's packages and nvidia-cuda-crt; empty if some are missing."""
     includes = [path for place in _folders("nvidia") for path in sorted(place.glob("*/include"))]
     wanted = ("cuda_runtime_api.h", "crt/host_defines.h")
     chosen = [[folder for folder in includes if (folder / name).exists()] for name in wanted]
@@ -58,7 +58,7 @@ def _rmm_headers() -> Path | None:
 
 
 def why_not() -> str | None:
-    """What is missing; None when nothing is."""
+    """What is missing; None if nothing is."""
     if _rmm_headers() is None or not _cuda_headers():
         return f"needs the headers of RMM and CUDA: {INSTALL}"
     return None
@@ -85,5 +85,5 @@ def rmm() -> Peer:
     flags = ["-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE", "-DRMM_DISABLE_NVTX"]
     flags += ["-DFMT_HEADER_ONLY", "-DSPDLOG_FMT_EXTERNAL"]
     library = _compile(HERE / "rmm.cpp", [headers, *bundled, *_cuda_headers()], flags)
-    quiet = {"RMM_DEBUG_LOG_FILE": os.devnull}  # in the current folder otherwise
+    quiet = {"RMM_DEBUG_LOG_FILE": os.devnull}  # otherwise it logs into the current folder
     return Peer("rmm", library, quiet, {"PYALLOC_BENCH_WHOLE_CARD": "1"})

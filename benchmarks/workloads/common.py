@@ -1,4 +1,4 @@
-"""What every workload shares: the registry, the marks of a recording, small model parts.
+"""Shared by all workloads: the registry, a recording's marks, small parts of models.
 
 On the host-memory runtime kernels compute nothing, so a workload must not let a value from the device decide a size:
 lengths, routings and shapes come from a seeded generator on the host.
@@ -21,9 +21,9 @@ class Run:
 
     Attributes:
         rng: the only source of randomness.
-        mark_step: called with the number of each step as it begins.
-        most_steps: no loop takes more; None: each takes its own.
-        times: each takes as many times its own.
+        mark_step: called as each step begins, with its number.
+        most_steps: the most that a loop runs; None: its own number.
+        times: each runs this many times its own number of steps.
     """
 
     rng: random.Random
@@ -32,12 +32,12 @@ class Run:
     times: int = 1
 
     def steps(self, n: int) -> range:
-        """Numbers of the steps; the caller marks each with :meth:`step`."""
+        """The numbers of the steps; the caller marks each with :meth:`step`."""
         wanted = n * self.times
         return range(wanted if self.most_steps is None else min(wanted, self.most_steps))
 
     def step(self, number: int) -> None:
-        """Step ``number`` begins."""
+        """Marks the beginning of step ``number``."""
         self.mark_step(number)
 
 
@@ -121,7 +121,7 @@ class Gpt(nn.Module):
 
 
 def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of each token given the ones before."""
+    """Mean cross entropy of each token, given those before it."""
     vocabulary = logits.shape[-1]
     return nn.functional.cross_entropy(
         logits[:, :-1].reshape(-1, vocabulary), ids[:, 1:].reshape(-1)

@@ -1,4 +1,4 @@
-"""Adversarial traces made from a seed: no torch, nothing kept on disk.
+"""Adversarial traces generated from a seed, without torch and without files.
 
 Each generator yields operations: ("alloc", block, bytes, stream[, device]), ("free", block), ("record", block, stream),
 ("pool_begin" | "pool_end" | "pool_release", pool).
@@ -17,12 +17,12 @@ MIB = 1 << 20
 
 
 def log_size(rng: random.Random, low: int, high: int) -> int:
-    """Low .. high bytes, each power of two about equally likely."""
+    """A size from low to high bytes, each power of two about equally likely."""
     return int(low * (high / low) ** rng.random())
 
 
 def growing(rng: random.Random) -> Iterator[Operation]:
-    """One tensor that grows: each new one is made while the old one lives."""
+    """One tensor that grows: each copy is made while the one before is alive."""
     n, held = 0, None
     for step in range(600):
         yield "alloc", n, 4 * MIB + step * 1_300_000 + rng.randrange(4096), 0
@@ -68,7 +68,7 @@ def two_phases(rng: random.Random) -> Iterator[Operation]:
 
 
 def pinned_between(rng: random.Random) -> Iterator[Operation]:
-    """Small blocks that stay, allocated between large ones that go."""
+    """Small blocks that stay, allocated between large ones that are freed."""
     n = 0
     stay: list[int] = []
     for _ in range(80):
@@ -90,7 +90,7 @@ def pinned_between(rng: random.Random) -> Iterator[Operation]:
 
 
 def medium_sizes(rng: random.Random) -> Iterator[Operation]:
-    """64 KiB to 6 MiB, the sizes no class is made for, many alive."""
+    """Many live blocks of 64 KiB to 6 MiB, sizes that no allocator has a class for."""
     live: list[int] = []
     for n in range(25000):
         yield "alloc", n, log_size(rng, 64 * KIB, 6 * MIB), 0
@@ -101,7 +101,7 @@ def medium_sizes(rng: random.Random) -> Iterator[Operation]:
 
 
 def scattered_small(rng: random.Random) -> Iterator[Operation]:
-    """Waves of small blocks of which a few stay, then large ones."""
+    """Waves of small blocks, a few of which stay, then large ones."""
     n = 0
     kept: list[int] = []
     for _ in range(40):
@@ -123,7 +123,7 @@ def scattered_small(rng: random.Random) -> Iterator[Operation]:
 
 
 def hand_over(rng: random.Random) -> Iterator[Operation]:
-    """Three streams pass blocks around with record_stream; loads shift from one stream to the next."""
+    """Three streams pass blocks around with record_stream; load shifts from stream to stream."""
     live: list[int] = []
     for n in range(8000):
         stream = (n // 1000 + (rng.random() < 0.2)) % 3
@@ -136,7 +136,7 @@ def hand_over(rng: random.Random) -> Iterator[Operation]:
 
 
 def graph_pools(rng: random.Random) -> Iterator[Operation]:
-    """Graphs captured into private pools between eager steps; some are dropped, others captured in their place."""
+    """Graphs are captured into private pools between eager steps; some are dropped and replaced by others."""
     n = 0
     graphs: list[tuple[int, list[int]]] = []
     for number in range(1, 25):
@@ -166,7 +166,7 @@ def graph_pools(rng: random.Random) -> Iterator[Operation]:
 
 
 def two_devices(rng: random.Random) -> Iterator[Operation]:
-    """A model split over two devices: activations of one, weights and buffers of the other, loads that shift."""
+    """A model split over two devices: activations on one, weights and buffers on the other; load shifts."""
     live: list[int] = []
     for n in range(6000):
         device = (n // 500 + (rng.random() < 0.3)) % 2

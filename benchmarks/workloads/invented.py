@@ -1,7 +1,7 @@
-"""Training programs made up from a seed: a model, what it keeps for backward, and the habits of who trains it.
+"""Training programs invented from a seed: a model, what it keeps for backward, and its author's habits.
 
-None was looked at when a constant of the allocator was chosen.  They are sizes and orders of requests as training makes
-them (transformers, convolutions, recurrence, odd ones), not recordings: no torch is asked.
+None was looked at when a constant of the allocator was chosen.  They request sizes in the order that training does
+(transformers, convolutions, recurrence, odd models), but are not recordings: torch is not involved.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MOST_OPERATIONS = 60_000
 
 @dataclass(frozen=True)
 class Layer:
-    """Bytes of its weights; of each tensor it keeps, for one sample: by length, and by length squared."""
+    """Bytes of its weights, and of each tensor it keeps per sample: times length, and times length squared."""
 
     weights: tuple[int, ...]
     kept: tuple[tuple[float, float], ...]
-    is_recurrent: bool = False  # keeps each of them once for every eight steps of the sequence
+    is_recurrent: bool = False  # keeps each tensor once per eight steps of the sequence
 
     def sizes(self, batch: int, length: int) -> list[int]:
         """Bytes of the tensors kept for a batch."""
@@ -37,7 +37,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Habits:
-    """What differs from one who trains to another."""
+    """What differs from one author to another."""
 
     batch: int
     length: int
@@ -60,7 +60,7 @@ class Habits:
 
     @staticmethod
     def draw(rng: random.Random) -> Habits:
-        """Some of each, the usual ones more often."""
+        """Draws habits at random, usual ones more often."""
         return Habits(
             batch=rng.choice((2, 4, 8, 16, 32)),
             length=rng.choice((64, 128, 256, 512, 1024)),
@@ -86,7 +86,7 @@ class Habits:
 
 
 def transformer(rng: random.Random, n: int, width: int, item: int) -> list[Layer]:
-    """Attention (its probabilities kept or not) and two products of four times the width."""
+    """Attention, with or without its probabilities kept, and two products of four times the width."""
     row = width * item
     square = max(1, width // 64) * item if rng.random() < 0.5 else 0
     kept = [(3 * row, 0.0), (row, 0.0), (row, 0.0), (4 * row, 0.0), (4 * row, 0.0), (row, 0.0)]
@@ -96,7 +96,7 @@ def transformer(rng: random.Random, n: int, width: int, item: int) -> list[Layer
 
 
 def convolutions(rng: random.Random, n: int, width: int, item: int) -> list[Layer]:
-    """Channels double while the picture halves, five times."""
+    """Five stages: channels double while the picture halves."""
     layers = []
     for i in range(n):
         stage = 5 * i // n
@@ -114,7 +114,7 @@ def recurrence(rng: random.Random, n: int, width: int, item: int) -> list[Layer]
 
 
 def odd(rng: random.Random, n: int, width: int, item: int) -> list[Layer]:
-    """No two layers alike."""
+    """Layers that are all different."""
     return [
         Layer(
             tuple(log_size(rng, 1024, 32 * MIB) for _ in range(rng.randint(1, 5))),
@@ -147,11 +147,11 @@ class Training:
 
     @property
     def weights(self) -> list[int]:
-        """Bytes of each, layer by layer."""
+        """Bytes of each weight, layer by layer."""
         return [size for layer in self.layers for size in layer.weights]
 
     def alloc(self, size: int, stream: int = MODEL) -> int:
-        """A block."""
+        """Allocates a block."""
         block = self.n_blocks
         self.n_blocks += 1
         self.live[block] = rounded(size)
@@ -161,24 +161,24 @@ class Training:
         return block
 
     def free(self, *blocks: int) -> None:
-        """In this order."""
+        """Frees blocks in this order."""
         for block in blocks:
             self.live_bytes -= self.live.pop(block)
             self.operations.append(("free", block))
 
     def passing(self, sizes: list[int]) -> None:
-        """All of them at once, and gone."""
+        """Allocates blocks of all these sizes, then frees them."""
         self.free(*[self.alloc(size) for size in sizes])
 
     def kept_by(self, number: int, batch: int, length: int) -> list[int]:
-        """Bytes of what a layer keeps this time."""
+        """Bytes of the tensors that a layer keeps this time."""
         sizes = self.layers[number].sizes(batch, length)
         if self.habits.routes_at_random:
             sizes = [max(1, int(size * self.rng.uniform(0.3, 1.7))) for size in sizes]
         return sizes
 
     def forward(self, batch: int, length: int) -> list[tuple[int, list[int], list[int]]]:
-        """Of each layer its number, the sizes it needs and the blocks it keeps."""
+        """Runs forward; for each layer: its number, the sizes of its tensors, and the blocks it keeps."""
         saved = []
         for number in range(len(self.layers)):
             sizes = self.kept_by(number, batch, length)
@@ -197,7 +197,7 @@ class Training:
         return saved
 
     def backward(self, saved: list[tuple[int, list[int], list[int]]], gradient: int) -> None:
-        """From the last layer to the first; what was kept goes with it."""
+        """Runs backward, from the last layer to the first, and frees what they kept."""
         for number, sizes, blocks in reversed(saved):
             again = [self.alloc(size) for size in sizes[: len(sizes) - len(blocks)]]
             for size in reversed(sizes):
@@ -212,7 +212,7 @@ class Training:
         self.free(gradient)
 
     def weigh(self, number: int) -> None:
-        """Gradients of a layer's weights, added to those there are."""
+        """Makes the gradients of a layer's weights; adds them to existing ones."""
         if self.habits.optimizer == "adapters":
             sizes = [size // 64 + 512 for size in self.layers[number].weights[:2]]
         else:
@@ -228,7 +228,7 @@ class Training:
             self.gradients[number] = blocks
 
     def shape(self, step: int) -> tuple[int, int]:
-        """Samples and their length, of this step."""
+        """The number of samples of this step, and their length."""
         batch, length = self.habits.batch, self.habits.length
         varies = self.habits.varies
         if varies in ("length", "both"):
@@ -244,7 +244,7 @@ class Training:
         return batch, length
 
     def learn(self, batch: int, length: int) -> None:
-        """Forward and backward once."""
+        """One forward and backward."""
         stream = INPUT if self.habits.prefetches else MODEL
         given = self.alloc(batch * length * 512, stream)
         if stream != MODEL:
@@ -257,7 +257,7 @@ class Training:
         self.free(given)
 
     def update(self, is_first: bool) -> None:
-        """The optimizer's step; its state appears with the first."""
+        """The optimizer's step; the first creates its state."""
         weights = self.weights
         n_states = {"momentum": 1, "adam": 2}.get(self.habits.optimizer, 0)
         if is_first:
@@ -272,7 +272,7 @@ class Training:
             self.gradients.clear()
 
     def evaluate(self) -> None:
-        """Forward alone, five times; nothing is kept but what the next layer reads."""
+        """Five forwards, keeping only what the next layer reads."""
         for _ in range(5):
             length = self.rng.randint(self.habits.length // 4, self.habits.length)
             before: list[int] = []
@@ -284,7 +284,7 @@ class Training:
             self.free(*before)
 
     def linger(self, step: int) -> None:
-        """What is held on to beyond the step."""
+        """Allocates blocks that outlive the step."""
         habits = self.habits
         if habits.holds_every and step % habits.holds_every == 0:
             self.alloc(self.rng.choice((512, 4096, 65_536)))
@@ -294,7 +294,7 @@ class Training:
                 self.free(self.queue.pop(0))
 
     def run(self) -> None:
-        """The whole program."""
+        """Runs the whole program."""
         habits = self.habits
         for size in self.weights * (1 + habits.has_second_copy):
             self.alloc(size)
@@ -310,14 +310,14 @@ class Training:
 
 
 def invent(seed: int) -> Training | None:
-    """The program of this seed; None where it is too small, too large or too long to be of interest."""
+    """The program of this seed; None if it is too small, too large or too long to be of interest."""
     rng = random.Random(seed)
     habits = Habits.draw(rng)
     item = rng.choice((2, 4, 4))
     width = rng.choice((256, 512, 768, 1024, 1536, 2048))
     layers = rng.choice(MODELS)(rng, rng.choice((6, 12, 24, 40)), width, item)
     vocabulary = item * rng.choice((10, 1000, 32_000, 50_257))
-    if vocabulary > 1000 * item:  # words are looked up in a table of their own
+    if vocabulary > 1000 * item:  # an embedding table for the words
         layers = [Layer((vocabulary * width,), ((float(width * item), 0.0),)), *layers]
     training = Training(rng, layers, habits, vocabulary)
     training.run()

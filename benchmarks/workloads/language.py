@@ -35,7 +35,7 @@ def gpt_varying(run: Run) -> None:
 
 @workload("GPT with activation checkpointing, varying lengths")
 def gpt_checkpointed(run: Run) -> None:
-    """Activations of a block are computed again in backward."""
+    """Activations of a block are recomputed in backward."""
     model = Gpt(1024, 16, 16, VOCABULARY, checkpoint=True).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for number in run.steps(10):
@@ -135,7 +135,7 @@ def seq2seq(run: Run) -> None:
 
 @workload("decoding with a KV cache, requests come and go")
 def decode(run: Run) -> None:
-    """Each request's cache grows by concatenation in blocks of its own and dies with it."""
+    """Each request's cache grows by concatenation, in blocks of its own, and is freed with the request."""
     layers, heads, size = 3, 32, 64
     width = heads * size
     model = Gpt(width, heads, layers, VOCABULARY).cuda().half().requires_grad_(False)
@@ -172,7 +172,7 @@ def decode(run: Run) -> None:
 
 
 class Experts(nn.Module):
-    """Feed-forward experts; how many tokens each gets is drawn on the host."""
+    """Feed-forward experts; the host draws how many tokens each gets."""
 
     def __init__(self, width: int, n: int, run: Run) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def moe(run: Run) -> None:
 
 @workload("LSTM language model, truncated backpropagation, SGD")
 def lstm_lm(run: Run) -> None:
-    """State carried from piece to piece; pieces of varying length."""
+    """State is carried from piece to piece; pieces differ in length."""
     width = 1500
     with torch.backends.cudnn.flags(enabled=False):
         embed = nn.Embedding(VOCABULARY, width).cuda()

@@ -73,13 +73,13 @@ def streams3(run: Run) -> None:
 
 @workload("ten streams with record_stream")
 def streams10(run: Run) -> None:
-    """Nine side streams of one's own memory each."""
+    """Nine side streams, each with memory of its own."""
     pipeline(run, 10, 80)
 
 
 @workload("wide layers, Adam's state first appears at step 1")
 def late_state(run: Run) -> None:
-    """Gradients are accumulated through step 0, so that the state comes when activations have left their holes."""
+    """Gradients are accumulated throughout step 0, so the state is created when freed activations have left holes."""
     model = nn.Sequential(
         nn.Linear(4096, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 4096)
     )
@@ -97,7 +97,7 @@ def late_state(run: Run) -> None:
 
 @workload("a long mixture: five small models trained in turn, over a million operations")
 def mixture(run: Run) -> None:
-    """Models of different kinds share the process for many steps; one is replaced now and then."""
+    """Models of different kinds share a process for many steps; now and then one is replaced."""
     models = [Gpt(256, 4, 4, 2000).cuda() for _ in range(3)]
     adams = [torch.optim.AdamW(model.parameters()) for model in models]
     mlp = nn.Sequential(
@@ -173,7 +173,7 @@ def graphs(run: Run) -> None:
 
 @workload("speech: convolutions, transformer, CTC-like head, utterances sorted into buckets")
 def speech(run: Run) -> None:
-    """Long inputs, strong reduction, batches of very different shape; validation in between."""
+    """Long inputs, strong reduction, batches of very different shapes; validation in between."""
     front = nn.Sequential(
         nn.Conv1d(80, 512, 5, stride=2), nn.GELU(), nn.Conv1d(512, 512, 5, stride=2), nn.GELU()
     ).cuda()

@@ -28,13 +28,13 @@ ROOT = HERE.parent.parent
 TRACES = HERE.parent / "traces"
 BUILD = ROOT / "build" / "recorder"
 MODULES = ("language", "vision", "other", "unseen")
-#: virtual host memory to record in; what kernels would write is never touched
+#: virtual host memory to record in; what kernels would write to is never touched
 ARENA_BYTES = 1 << 40
 KIND_STEP, KIND_USER = 17, 21
 
 
 def build_recorder() -> Path:
-    """Compiles the recorder where it is older than its sources."""
+    """Compiles the recorder unless it is newer than its sources."""
     library = BUILD / "librecorder.so"
     sources = [
         HERE / "recorder.c",
@@ -50,7 +50,7 @@ def build_recorder() -> Path:
 
 
 def names() -> dict[str, str]:
-    """Workloads and their modules, without importing torch: each is a function decorated with workload()."""
+    """Workloads and their modules, without importing torch: finds functions decorated with workload()."""
     found = {}
     for module in MODULES:
         tree = ast.parse((HERE / f"{module}.py").read_text())
@@ -63,7 +63,7 @@ def names() -> dict[str, str]:
 
 
 def record_here(name: str, path: str, times: int) -> None:
-    """In the child: runs one workload, of as many times the steps, and writes its trace."""
+    """In the child: runs one workload, with its steps `times` over, and writes its trace."""
     library = build_recorder()
     recorder = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     import torch
@@ -108,12 +108,12 @@ def record_here(name: str, path: str, times: int) -> None:
     if recorder.recorder_close() != 0:
         raise SystemExit("the trace could not be written")
     print(f"{name}: {n} events", flush=True)
-    # Tensors that end with the interpreter would call an allocator whose trace is closed.
+    # Tensors freed with the interpreter would call an allocator whose trace is closed.
     os._exit(0)
 
 
 def record(name: str, target: Path) -> None:
-    """In the parent: runs the child and compresses what it wrote."""
+    """In the parent: runs the child and compresses its trace."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.pya"
         command = [sys.executable, "-m", "benchmarks.workloads.record", "--child", name, str(path)]

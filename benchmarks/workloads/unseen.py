@@ -1,4 +1,4 @@
-"""Loops recorded after the allocator's constants had been chosen, to see whether they hold for others."""
+"""Loops recorded after the allocator's constants were chosen, to see whether they hold for other programs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def contrastive(run: Run) -> None:
     "distillation: a large teacher without gradients, a student, a copy of it that follows slowly"
 )
 def distillation(run: Run) -> None:
-    """Teacher logits are kept for a few batches, the student is evaluated through its moving average."""
+    """Teacher logits are kept for a few batches; the student's moving average is evaluated."""
     teacher = Gpt(1024, 16, 12, 16000).cuda()
     student = Gpt(512, 8, 6, 16000).cuda()
     average = copy.deepcopy(student)
@@ -89,7 +89,7 @@ def distillation(run: Run) -> None:
 
 @workload("beam search: caches that grow by a step and are sorted anew, requests come and go")
 def beam_search(run: Run) -> None:
-    """Keys and values of each layer are gathered by beam and joined with the newest at every step."""
+    """At every step keys and values of each layer are gathered by beam, and the newest appended."""
     width, beams = 768, 6
     layers = nn.ModuleList(Block(width, 12) for _ in range(8)).cuda()
     head = nn.Linear(width, 24000).cuda()
@@ -123,7 +123,7 @@ def beam_search(run: Run) -> None:
     "super-resolution: growing crops, a perceptual loss of a frozen network, full images in between"
 )
 def super_resolution(run: Run) -> None:
-    """Crops grow with the phase; every few steps whole images of any size pass without gradients."""
+    """Crops grow from phase to phase; every few steps, whole images of any size run without gradients."""
     body = nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1),
         *(

@@ -36,7 +36,7 @@ def resnet50(run: Run) -> None:
 
 
 class Down(nn.Module):
-    """Two convolutions with a residual path and the time added."""
+    """Two convolutions with a residual path; adds the time's embedding."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def unet(run: Run) -> None:
 
 @workload("vision transformer, number of patches varies, mixed precision")
 def vit(run: Run) -> None:
-    """Images of native size packed to sequences; autocast to bfloat16."""
+    """Images of their native sizes, packed into sequences; autocast to bfloat16."""
     model = nn.Sequential(
         nn.Linear(768, 768), *(Block(768, 12) for _ in range(12)), nn.Linear(768, 1000)
     ).cuda()
@@ -137,7 +137,7 @@ def gan(run: Run) -> None:
 
 @workload("detector, number of boxes varies from image to image")
 def detector(run: Run) -> None:
-    """A convolutional trunk, then heads on as many crops as the host's generator says."""
+    """A convolutional trunk, then heads on a number of crops that the host's generator draws."""
     trunk = nn.Sequential(*list(torchvision.models.resnet50().children())[:-2]).cuda()
     boxes = nn.Sequential(nn.Linear(2048 * 9, 1024), nn.ReLU(), nn.Linear(1024, 91 * 5)).cuda()
     masks = nn.Sequential(
