@@ -14,9 +14,9 @@ from typing import Any
 MOST_BYTES = 2**24
 # Operators: a value that follows from a guess through more of them is unknown, so that loops waiting for it end.
 MOST_DEPTH = 2**12
-# Bytes of a floating-point tensor that is followed: masks, not pictures or parameters; scores and noise to sum or sort.
+# Bytes of floating-point tensors that are followed if filled (masks, not pictures or parameters), if summed or sorted.
 MOST_FRACTIONS, FEW_FRACTIONS = 2**22, 2**20
-FEW_NUMBERS = 2**12  # lengths, shares: one for each sample or graph
+FEW_NUMBERS = 2**12  # such as lengths or shares, one per sample or graph
 MOST_ASKED = 1000  # times that one mask is answered: ends loops that wait for kernels we do not see
 # Instead of a version: a CUDA graph changes the storage at each launch; a change was not followed.
 _REPEATED, _LOST = -1, -2

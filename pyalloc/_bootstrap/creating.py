@@ -23,7 +23,7 @@ _UNKNOWN = (
 
 
 def answer(torch: Any) -> None:
-    """From now on."""
+    """Writes what these operators create, from now on."""
 
     def plain(on_host: Callable[..., Any]) -> Callable[..., Any]:
         def values(made: Any, *args: Any, **_: Any) -> Any:

@@ -9,9 +9,8 @@ from typing import NoReturn
 
 _LIMIT_S = 5.0  # a watchdog may call os._exit() because one of our calls hangs
 _calls: list[Callable[[], object]] = []
-_begun: list[
-    int
-] = []  # exit codes.  No lock: a signal handler may call os._exit() during os._exit()
+# Exit codes.  No lock: a signal handler may call os._exit() during os._exit().
+_begun: list[int] = []
 
 
 def has_begun() -> bool:
@@ -20,7 +19,7 @@ def has_begun() -> bool:
 
 
 def before(call: Callable[[], object]) -> None:
-    """Calls it once before os._exit(), in this process and in each one forked from it; drops its exceptions."""
+    """Has it called once before os._exit(), in this process and in any forked from it; ignores its exceptions."""
     if not _calls:
         _wrap()
     if call not in _calls:

@@ -1,7 +1,7 @@
 """The memory figures of a process of `pyalloc dryrun`, written as JSON when it ends.
 
-Any end will do that Python notices.  os._exit() and Ctrl-C run no destructors, so this also writes the counters of the
-host-memory runtime.
+They are written at any end that Python notices.  os._exit() and Ctrl-C run no destructors, so this also writes the
+counters of the host-memory runtime.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Watch:
     error: str = ""
     limited: bool = False  # it ran out of memory at a limit, not at the device's size
     needed: int = 0  # bytes requested at the last out-of-memory error, including the refused ones
-    wanted: int = 0  # devices that it needs, if it died of asking for one that does not exist
+    wanted: int = 0  # devices that it needs, if it died because one does not exist
 
 
 def watch(folder: str) -> None:
@@ -53,7 +53,7 @@ def watch(folder: str) -> None:
 
 
 def _begin_in_child(state: _Watch) -> None:
-    """A forked child has figures of its own if its parent had not used the device, as only then it may use it."""
+    """Gives a forked child its own figures if its parent had not used the device; only then may the child use it."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         state.pid = os.getpid()
