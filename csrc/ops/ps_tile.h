@@ -151,7 +151,7 @@ ps_row_out(struct pya_ops_view v, ptrdiff_t i, ptrdiff_t t) {
     return (real *)v.p + i * v.i + t * v.t;
 }
 
-/* 2 atanh(z) = log((1 + z) / (1 - z)) for 0 <= z <= 1/3, to 1e-12 relative */
+/* 2 atanh(z) = log((1 + z) / (1 - z)) for |z| <= 1/3, to 1e-12 relative */
 static inline double
 ps_log_ratio(double z) {
     double q = z * z;
