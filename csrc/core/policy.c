@@ -295,8 +295,8 @@ plan_pressed(struct pya_arena *arena, const struct pya_plea *plea) {
 
 static enum pya_plan
 plan_tight(const struct pya_plea *plea) {
-    bool moves = plea->bytes >= TIGHT_MOVE_FROM && plea->n <= pya_pages_for(plea->bytes);
-    return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    bool moves = plea->bytes >= TIGHT_MOVE_FROM && plea->n_there == 0;
+    return moves ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
 static bool
