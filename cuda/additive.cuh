@@ -1,15 +1,15 @@
 #pragma once
-/* Additive attention: shared by forward and backward; rows are read four numbers at a time.  Formulas and names are those
- * of csrc/ops/additive.c.  A decoder step is small and bound by memory, so everything in a launch is requested at once,
- * in as few dependent launches as possible.  Keys may stay in the L2 cache from step to step; what is larger (values and
- * gradients) passes through it. */
+/* Additive attention: shared by forward and backward; rows are read four numbers at a time.  Formulas and names are
+ * those of csrc/ops/additive.c.  A decoder step is small and bound by memory, so everything in a launch is requested
+ * at once, in as few dependent launches as possible.  Keys may stay in the L2 cache from step to step; what is larger
+ * (values and gradients) passes through it. */
 #include "args.h"
 #include "tile.cuh"
 
 enum {
     WARPS = THREADS / 32,
     SPREAD = 128, /* numbers of a row that a warp takes at a time: four a lane */
-    AHEAD = 8,    /* of them, the most that a thread asks for before it uses the first */
+    AHEAD = 8,    /* the most such loads that a thread issues before it uses the first */
 };
 
 /* Blocks per multiprocessor of the kernels that read values: after 9.0, limiting them to 64 registers would spill. */
@@ -25,7 +25,7 @@ ahead(bool is_wide) {
     return is_wide ? AHEAD : AHEAD / 4;
 }
 
-/* Loads and stores of what is not read again soon: it is evicted from the caches first. */
+/* Loads and stores of what is not read again soon: the caches evict it first. */
 #ifndef PYA_EMULATE
 #define PYA_LOAD_ONCE(p) __ldcs(p)
 #define PYA_STORE_ONCE(p, x) __stcs(p, x)
@@ -42,7 +42,7 @@ seq_row_to(struct pya_ops_view v, long long i, long long b) {
     return (float *)v.p + i * v.i + b * v.t;
 }
 
-/* Should row s of values not stay in the L2 cache, which has no room for all of them? */
+/* Is row s of values one that does not stay in the L2 cache, because not all fit? */
 static __device__ inline bool
 value_is_once(const struct pya_ops_additive &a, int s) {
     return (int)((unsigned)s * 7 % PYA_OPS_KEPT_OF) >= (int)a.n_kept; /* evenly spread */
@@ -61,8 +61,8 @@ number_at(const float *row, int k, int n) {
     return k < n ? row[k] : 0.0f;
 }
 
-/* A lane's four of the 128 numbers that a warp takes of a row: adjacent in a wide row, else 32 apart, so that either way
- * the lanes' loads are contiguous. */
+/* A lane's four of the 128 numbers that a warp takes of a row: adjacent in a wide row, else 32 apart, so that
+ * either way the lanes' loads are contiguous. */
 struct quad {
     float x[4];
 };
@@ -130,8 +130,8 @@ quad_store(float *row, int k, int n, struct quad q) {
     }
 }
 
-/* Separates a batch of loads from their use.  Without it ptxas moves later loads behind the first use; it does not move
- * them across a barrier.  For whole warps. */
+/* Separates a batch of loads from their use.  Without it ptxas moves later loads behind the first use; it does not
+ * move them across a barrier.  For whole warps. */
 static __device__ inline void
 loads_first() {
     __syncwarp();

@@ -18,9 +18,9 @@ reduce32_max(float x) {
 }
 
 /* The keys are cut into parts of equal size, one block each: it computes their scores, the softmax and the mean of the
- * part's values.  The last block of a query, or with many parts a launch of its own, combines the means.  The workspace,
- * for n rows (queries of all entries): tickets[n] of 64 bits, padded to a multiple of 16 bytes; means[n][parts][E];
- * sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
+ * part's values.  The last block of a query, or with many parts a launch of its own, combines the means.  The
+ * workspace, for n rows (queries of all entries): tickets[n] of 64 bits, padded to a multiple of 16 bytes;
+ * means[n][parts][E]; sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
 struct gathered {
     unsigned long long *ticket;
     float *means, *sums, *scores; /* of one row */
@@ -38,8 +38,8 @@ gathered_at(const struct pya_ops_additive &a, long long r) {
 }
 
 /* Is this block the last of n to arrive here?  It can then see what all of them wrote before, through PYA_LOAD_SHARED.
- * Nobody clears the ticket: unless it bears the mark of its place, which other contents do once in 2^60 times, it counts
- * as 0; the last block removes the mark. */
+ * Nobody clears the ticket: unless it bears the mark of its place, which other contents do once in 2^60 times, it
+ * counts as 0; the last block removes the mark. */
 static __device__ inline bool
 block_is_last(unsigned long long *ticket, unsigned n) {
     __shared__ bool is_last;
@@ -47,7 +47,7 @@ block_is_last(unsigned long long *ticket, unsigned n) {
     if (threadIdx.x == 0) {
         const unsigned long long mark =
             ((unsigned long long)ticket * 0x9e3779b97f4a7c15ull | 1ull << 63) & ~0xffffffffull;
-        unsigned long long seen = mark + n - 1; /* the last need not ask twice */
+        unsigned long long seen = mark + n - 1; /* the guess of the last, which needs one attempt */
         __threadfence();
         for (;;) {
             const unsigned long long came = seen - mark < n ? seen - mark : 0;

@@ -3,11 +3,11 @@
 
 #ifdef PYA_TENSOR
 
-/* Which of each thread's cosines were too coarse: bit 4 j + e of part i is acc[i][j][e].  In shared memory, where it
- * takes no registers. */
+/* Marks each thread's cosines that were too coarse: bit 4 j + e of part i stands for acc[i][j][e].  In shared memory,
+ * where it takes no registers. */
 typedef unsigned marks[2][THREADS];
 
-/* log((1 + u) / 2) of a cosine that is not too coarse, bitwise the same as of its gap; for others it is undefined. */
+/* log((1 + u) / 2) of a cosine that is not too coarse, bitwise as from its gap; undefined for others. */
 static __device__ inline float
 log_half(float u) {
     return log_beside(-__saturatef(fmaf(-0.5f, u, 0.5f)), 1.0f);
@@ -121,7 +121,7 @@ mixture_add(float terms[16], float *top, float *sum) {
     float s = 0.0f;
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        /* its relative error grows with its distance from the largest term, so it does not matter */
+        /* its relative error is large only for terms far below the largest, which hardly matter */
         s += exp_about(terms[n] - best);
     }
     *sum = *sum * expf(*top - best) + reduce4_add(s);

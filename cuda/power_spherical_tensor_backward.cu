@@ -48,8 +48,8 @@ struct pair_tile {
     int l0, m0; /* its first sample and component */
 };
 
-/* G of 4 rows and 2 columns of a thread's part, zeros where there are none.  from: the address of the first; left: rows and
- * columns from there on; packed: both columns exist and are adjacent. */
+/* G of 4 rows and 2 columns of a thread's part, zeros where there are none.  from: the address of the first; left:
+ * rows and columns from there on; packed: both columns exist and are adjacent. */
 static __device__ inline void
 load_grads(
     float2 g[4], const struct pya_ops_ps &a, const float *from, int rows_left, int columns_left,
@@ -87,22 +87,23 @@ fine_weight(float u, struct component c, struct sample s, bool mixture, float *g
     return *g * (0.5f * c.kappa) * reciprocal_about(1.0f - behind);
 }
 
-/* The part of the slope of scale that is left out of the sums, because it is the same for all samples of a component. */
+/* The part of the slope of scale that backward_weights() adds once per sum: it is the same for all samples of a
+ * component. */
 template <bool MIXTURE, bool FINE>
 static __device__ inline double
 slope_beside(const struct component &c) {
     return MIXTURE ? (double)c.near : FINE ? (double)c.far : 0.0;
 }
 
-/* Where the sums of G and of G times the slope of scale over a quarter of the rows are: number 2 * quarter + which. */
+/* Sums over a quarter of the rows, of G or of G times the slope of scale; n: 2 * quarter + which of them. */
 static __device__ inline double *
 tile_sums(float *w, int n) {
     static_assert(8 * BIG * 2 <= WEIGH_SLICE, "they lie where the second slice of a product will");
     return (double *)(w + W_ROOM + WEIGH_SLICE) + n * BIG;
 }
 
-/* Writes the weights W to w, in place of gaps or, if FINE, from cosines none of which is too coarse; and sums over each
- * component's samples to tile_sums(): two rows in float, all else in double, because gradients cancel. */
+/* Writes the weights W to w, in place of gaps or, if FINE, from cosines none of which is too coarse; and sums over
+ * each component's samples to tile_sums(): two rows in float, all else in double, because gradients cancel. */
 template <bool MIXTURE, bool FINE>
 static __device__ inline void
 backward_weights(
@@ -117,7 +118,7 @@ backward_weights(
     const int rows_left = (int)(a.n_l - l); /* may be negative */
     int columns_left = (int)(a.n_m - m);
     float of_row[4] = {}; /* the largest weights */
-    /* computed here: otherwise there would be eight addresses of each, for which there are no registers */
+    /* computed here, or the compiler would keep eight addresses of each, and run out of registers */
     double *const sums_to =
         tile_sums(w, p.row / 32 * 2 + p.g / 4) + tensor_column(p, 0, 0) + p.g / 2 % 2;
     float *const largest_to = &largest[OF_COLUMNS + p.row / 32][tensor_column(p, 0, 0) + p.g / 4];
@@ -210,7 +211,7 @@ put_weights(
     }
 }
 
-/* Adds what is stored where store_row would write. */
+/* Adds what is stored in the place of store_row(). */
 static __device__ inline void
 add_row(patch acc, const float *from, int r) {
 #pragma unroll
@@ -221,7 +222,7 @@ add_row(patch acc, const float *from, int r) {
     }
 }
 
-/* Writes 128 x 128 of a gradient; add: to what this same thread wrote there before. */
+/* Writes 128 x 128 of a gradient; add: adds them to what this thread wrote there before. */
 static __device__ inline void
 write_gradient(
     struct pya_ops_view d, patch acc, int row0, int n_rows, int c0, int dim, int t, bool add) {
@@ -292,7 +293,7 @@ weigh_either(
     }
 }
 
-/* Advances to the first or the next tile: first through the samples, then to the next components.  Puts its views where all
+/* Advances to the first or the next tile: through the samples, then to the next components.  Puts its views where all
  * threads read them. */
 static __device__ inline void
 stage_tile(
@@ -308,8 +309,8 @@ stage_tile(
     __syncthreads();
 }
 
-/* W of each tile is computed once, in shared memory, and serves both gradients.  Where several tiles contribute to a
- * gradient, the same thread adds them in order. */
+/* Each tile's W is computed once, in shared memory, for both gradients.  If several tiles contribute to a gradient,
+ * the same thread adds them in order. */
 static __device__ inline void
 backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     PYA_DYNAMIC(w);
@@ -379,8 +380,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     }
 }
 
-/* blocks: (1, t), each with all gradients, or (components / 128 + samples / 128, t), each with those of 128 components or
- * samples (only the kinds that are wanted), looping over all of the other kind */
+/* blocks: (1, t), each with all gradients, or (components / 128 + samples / 128, t), each with those of 128
+ * components or samples (only the kinds that are wanted), looping over all of the other kind */
 extern "C" __global__ void
 __launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
     __shared__ struct task k;

@@ -1,7 +1,7 @@
 /* The PowerSpherical kernels for few pairs of a sample and a component per t, as in the latents of a batch (one pair
- * each) or mixtures with their own components: a tile of 128 x 128 would be nearly empty.  A team takes a t, a thread a
- * pair; a team is a warp or, if there are few t too, a block.  With so few numbers errors do not average out, and sums
- * may cancel: so pairs are computed in double, and sums of products keep their rounding errors. */
+ * each) or mixtures with their own components: a tile of 128 x 128 would be nearly empty.  A team takes a t, a thread
+ * a pair; a team is a warp or, if there are few t too, a block.  Errors of so few numbers do not average out, and sums
+ * may cancel, so pairs are computed in double, and sums of products keep their rounding errors. */
 #include "args.h"
 #include "spherical.cuh"
 #include "tile.cuh"
@@ -114,12 +114,14 @@ thin_log_prob(const struct thin_pair &x) {
     return x.kappa * log_y + x.h; /* NaN stays NaN */
 }
 
-/* A mixture's term of a pair, exp(its log-probability - the sample's largest), and the sum of these terms. */
+/* A pair's term in a mixture, exp(its log-probability - top), the sum of the sample's terms, and top, the largest
+ * log-probability. */
 struct thin_share {
     double term, sum, top;
 };
 
-/* Called by all threads.  The backward recomputes it: shares relative to the rounded result lose more where they cancel. */
+/* Called by all threads.  The backward calls it again, because shares taken from the rounded result are less accurate,
+ * which shows where they cancel. */
 static __device__ inline struct thin_share
 thin_share(const struct pya_ops_ps &a, const struct thin_place &p, double x) {
     __shared__ double terms[2][THREADS];
@@ -157,7 +159,7 @@ thin_forward(const struct pya_ops_ps &a) {
     }
 }
 
-/* Rows of a gradient: each is the sum of n weights, step apart, times rows of the other kind. */
+/* Rows of a gradient: each is a sum of n weights, step apart, times rows of the other kind. */
 struct thin_rows {
     struct pya_ops_view to, others;
     int n_rows, row_step;
@@ -234,7 +236,8 @@ pya_ps_forward_thin(struct pya_ops_ps a) {
     thin_forward<32>(a);
 }
 
-/* Four blocks per multiprocessor, as below: otherwise ptxas of CUDA 13.0 takes 40 registers on 8.0 or 10.0 and spills. */
+/* Four blocks per multiprocessor, as below: otherwise ptxas of CUDA 13.0 takes 40 registers on 8.0 or 10.0 and
+ * spills. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 pya_ps_backward_thin(struct pya_ops_ps a) {
     thin_backward<32>(a);

@@ -1,6 +1,6 @@
 #pragma once
-/* What all PowerSpherical kernels need: the normaliser, and one pair of a sample and a component.  Formulas and names are
- * those of csrc/ops/ps_forward.c and ps_backward.c. */
+/* What all PowerSpherical kernels need: the normaliser, and one pair of a sample and a component.  Formulas and names
+ * are those of csrc/ops/ps_forward.c and ps_backward.c. */
 #include "args.h"
 #include "ps_coarse.h"
 #include "tile.cuh"
@@ -78,9 +78,9 @@ sum_total(float2 sum) {
     return sum.y == sum.y ? (double)sum.x + (double)sum.y : (double)sum.x;
 }
 
-/* log(d + rest).  rest is 0 or, for d >= -1, 1; the latter is accurate for small d.  A power of two is split off so that
- * 1 + f remains with f in [-0.25, 0.5]; the polynomial is that of csrc/ops/simd_math.h.  No branch: log1pf has one for
- * arguments that do not occur here. */
+/* log(d + rest); rest is 0 or, for d >= -1, 1, which is accurate for small d.  Splits off a power of two, so that 1 +
+ * f remains with f in [-0.25, 0.5]; the polynomial is that of csrc/ops/simd_math.h.  Branch-free, unlike log1pf, which
+ * handles arguments that do not occur here. */
 static __device__ inline float
 log_beside(float d, float rest) {
     const int e = (__float_as_int(d + rest) - 0x3f400000) & (int)0xff800000;
@@ -121,7 +121,7 @@ bottom_of(float kappa) {
     return kappa == 0.0f ? PYA_LEAST_LOG : -INFINITY;
 }
 
-/* For a cosine that is not too coarse the result is bitwise that of its gap; for others it is undefined. */
+/* Bitwise the same as from its gap for a cosine that is not too coarse; undefined for others. */
 static __device__ inline float
 log_prob(float u, float kappa, float h) {
     return fmaf(kappa, log_beside(fmaf(0.5f, u > 1.0f ? 1.0f : u, -0.5f), 1.0f), h);
@@ -168,7 +168,7 @@ view_at(struct pya_ops_view v, long long i, long long t) {
 struct component {
     float kappa;
     float h;    /* in the mixture it includes the weight */
-    float high; /* the cosine above which fp32 is too coarse */
+    float high; /* cosines above are too coarse in fp32 */
     /* The slope of scale is log((1 + u) / 2) + near, or equally log(1 + u) + far.  In many dimensions most cosines are
      * near 0, and only the latter keeps all digits of the sum.  The mixture does not use far. */
     float near, far;
@@ -194,7 +194,7 @@ load_component(const struct pya_ops_ps &a, long long m, long long t, bool mixtur
     return c;
 }
 
-/* 128 components in shared memory, for log-probabilities; and the cosine below which fp32 is too coarse. */
+/* 128 components in shared memory, for log-probabilities; low: cosines below are too coarse in fp32. */
 struct columns {
     float kappa[BIG], h[BIG], high[BIG];
     float low;

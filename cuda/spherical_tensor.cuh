@@ -1,5 +1,5 @@
 #pragma once
-/* Shared by the PowerSpherical kernels, forward and backward, for cards with fast tensor cores. */
+/* Shared by the PowerSpherical kernels for cards with fast tensor cores, forward and backward. */
 #include "args.h"
 #include "spherical.cuh"
 #include "tensor.cuh"
@@ -12,14 +12,13 @@ static_assert(
 static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
 static_assert(PAIR_ROOM <= W_ROOM + WEIGH_ROOM, "gaps and weights take the place of the factors");
 
-/* Can neighbours (an even index and the next) be loaded and stored as one? */
+/* Can two neighbours, at an even index and the next, be loaded and stored at once? */
 static __device__ inline bool
 pairs_are_aligned(const void *p, long long step, long long a, long long b) {
     return step == 1 && ((unsigned long long)p | (unsigned long long)((a | b) * 4)) % 8 == 0;
 }
 
-/* Puts the views of a tile's samples and components in shared memory, where all threads read them: there they take no
- * registers. */
+/* Puts the views of a tile's samples and components in shared memory, where they take no registers. */
 static __device__ inline void
 stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
     __syncthreads();
@@ -30,14 +29,14 @@ stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
     __syncthreads();
 }
 
-/* Also true for NaN: the half-precision parts of a number that is too large for them give NaN. */
+/* Must a cosine be recomputed?  Also if it is NaN, as it is if a number is too large for its half-precision parts. */
 static __device__ inline bool
 is_to_be_made_again(float u, float low, float high) {
     return !(u >= low && u <= high);
 }
 
-/* Is none of the thread's cosines to be recomputed?  So it is nearly always, and few instructions find out.
- * high(column): the cosine above which it is to be. */
+/* Need none of the thread's cosines be recomputed?  Nearly always so, and few instructions find out.
+ * high(column): the cosine above which one must be. */
 template <class High>
 static __device__ inline bool
 none_is_coarse(const patch acc, float low, const High &high) {
@@ -55,7 +54,7 @@ none_is_coarse(const patch acc, float low, const High &high) {
     return none;
 }
 
-/* Calls make(row, column, whether they exist) for each pair that the thread found in its part. */
+/* Calls make(row, column, whether they exist) for each pair that the thread marked in a part. */
 template <class Make>
 static __device__ inline void
 for_marked(unsigned found, int part, const rows both[2], const Make &make) {
@@ -68,7 +67,7 @@ for_marked(unsigned found, int part, const rows both[2], const Make &make) {
     }
 }
 
-/* Stores a thread's part of a row of the result, r from 0 to 3; all of it exists and is aligned. */
+/* Stores what the thread has of its r-th row of the result, r from 0 to 3; all of it must exist and be aligned. */
 static __device__ inline void
 store_row(float *to, const patch acc, int r) {
 #pragma unroll
@@ -79,8 +78,8 @@ store_row(float *to, const patch acc, int r) {
     }
 }
 
-/* Writes the gaps to w, where the same thread reads them: loops after this need not be unrolled for it, and the
- * registers are free.  Coarse ones are recomputed.  Sets *wild if some cosine is NaN. */
+/* Writes the gaps to w, where the same thread reads them: this frees registers, and later loops need not be unrolled.
+ * Recomputes coarse ones.  Sets *wild if some cosine is NaN. */
 static __device__ inline void
 put_gaps(
     float *w, const patch acc, const struct component *comp, float low, const rows both[2], int dim,
@@ -112,7 +111,7 @@ put_gaps(
     }
 }
 
-/* e^x; the relative error grows with x, as that of a sum in its exponent would. */
+/* e^x.  Its relative error grows with |x|, as it does anyway if x is a rounded sum. */
 static __device__ inline float
 exp_about(float x) {
     return exp2_near(x * 1.44269504f);

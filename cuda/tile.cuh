@@ -1,6 +1,6 @@
 #pragma once
-/* Matrix products of rows through shared memory, used by the kernels.  Everything is plain fp32 FMA, so that the CPU
- * emulation of the tests executes the very same arithmetic.  256 threads per block. */
+/* Matrix products of rows through shared memory, in plain fp32 FMA, so that the tests' CPU emulation does exactly the
+ * same arithmetic.  256 threads per block. */
 
 #ifndef PYA_EMULATE
 #define PYA_SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
@@ -17,8 +17,8 @@ struct rows {
     int n; /* rows that exist, at most BIG; the others read as zero */
 };
 
-/* A block's place.  blockIdx.x counts through everything that blocks do not loop over, because the other two indices of
- * a grid end at 65535. */
+/* A block's place.  blockIdx.x counts all that blocks do not loop over, because a grid's other two indices end at
+ * 65535. */
 struct parted {
     unsigned part; /* of n_parts */
     unsigned rest;
@@ -111,8 +111,7 @@ get_four(float x[4], const float *p) {
     x[3] = all.w;
 }
 
-/* acc[i][j] = a row big_row(i) . b row big_column(j); the next slice is on its way while this one
- * is multiplied */
+/* acc[i][j] = a row big_row(i) . b row big_column(j); loads the next slice while this one is multiplied. */
 static __device__ inline void
 big_multiply(float acc[8][8], rows a, rows b, int dim) {
     __shared__ __align__(16) float sa[DEPTH][BIG + 4];
@@ -201,7 +200,7 @@ small_multiply(float acc[4][4], rows a, rows b, int dim) {
     }
 }
 
-enum { WIDE = 64 }; /* columns one pass of wide_add produces */
+enum { WIDE = 64 }; /* columns that one call of wide_add computes */
 
 /* acc[i][j] += sum over o of w[ty*4 + i][o] * b row o, column c0 + tx*4 + j; w: 64 x 64 weights in
  * shared memory, whole before the call */
