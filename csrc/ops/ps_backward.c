@@ -15,9 +15,9 @@ struct backward_range {
 #define NOT_COARSE ((real)2)
 #define LOG_2 0.69314718055994531
 
-/* In many dimensions most cosines are near 0.  log((1 + u) / 2) is then nearly -log 2, and its sum with something close to
- * log 2 keeps all digits only if it is computed from log(1 + u).  NEAR uses the former, FAR the latter, EITHER whichever is
- * nearer to 0. GAPS does as EITHER, with gaps in place of cosines that are too coarse. */
+/* In many dimensions most cosines are near 0.  log((1 + u) / 2) is then nearly -log 2, which cancels in a sum with a term
+ * close to log 2; a sum with log(1 + u) keeps all digits.  NEAR uses the former, FAR the latter, EITHER whichever is nearer to
+ * 0.  GAPS is like EITHER, with gaps in place of cosines that are too coarse. */
 enum backward_form { NEAR, FAR, EITHER, GAPS };
 
 /* G is given; or shares of a mixture, with all its components in the block (SHARES) or not (PARTS). */
@@ -52,7 +52,7 @@ backward_load(
     x.u = ps_fine(v_ld(w->u + (s->l + i) * w->lm + j));
     x.gap = form == GAPS ? v_ld(s->gap[i] + j) : v_set(NOT_COARSE);
     x.coarse = m_lt(x.gap, v_set(NOT_COARSE));
-    const vr far = v_set(kind == PARTS ? -2 : (real)0.5); /* none is, as in the forward */
+    const vr far = v_set(kind == PARTS ? -2 : (real)0.5); /* of PARTS none is, as in the forward */
     x.far = m_lt(form == GAPS ? v_sel(x.coarse, v_set(1), x.u) : x.u, far);
     return x;
 }
@@ -75,16 +75,15 @@ backward_log(struct backward_cosine x, enum backward_form form) {
 }
 
 /* exp(term - result) for a mixture's terms.  If gradients cancel, shares that add up to 1 lose less than shares relative to
- * the rounded result.  So large parts are cancelled first, before they can round away the rest, and the terms are divided by
- * their own sum (amiss).  PARTS have no such sum and are rounded like the forward's terms, so that a term that outweighs
- * all others has a share of exactly 1. */
+ * the rounded result.  So the large parts of the exponent are cancelled first, before they can round away the rest, and the
+ * terms are divided by their own sum (amiss).  PARTS have no such sum; they are rounded like the forward's terms, so that a
+ * term that outweighs all others has a share of exactly 1. */
 static inline __attribute__((always_inline)) void
 backward_terms(
     const struct ps_tile *w, struct backward_strip *s, int i, enum backward_kind kind,
     enum backward_form form) {
     const vr f = v_set(w->f[s->l + i]);
-    vr sum = v_set(
-        0); /* its rounding is a sample's, and that of few terms: in double it would cost more than that is */
+    vr sum = v_set(0); /* not in double: of few terms, with an error common to a sample's shares */
     for (int j = 0; j < s->nm; j += VW) {
         const struct backward_cosine x = backward_load(w, s, i, j, kind, form);
         const vr log = backward_log(x, form);
@@ -106,8 +105,8 @@ backward_terms(
     s->amiss[i] = kind == SHARES && all > 0 ? (real)(1 / all - 1) : 0;
 }
 
-/* Turns cosines into W, and adds to the lanes' sums of G and of G s, in double because gradients cancel.  The rest of s
- * besides the logarithm is added at the end. */
+/* Turns cosines into W, and adds to the lanes' sums of G and of G s, in double because gradients cancel.  Of s only the
+ * logarithm is summed here; the rest is added at the end. */
 static inline __attribute__((always_inline)) void
 backward_sums(
     const struct ps_tile *w, const struct backward_strip *s, enum backward_kind kind,
@@ -175,7 +174,7 @@ backward_strip(const struct ps_tile *w, struct backward_strip *s, enum backward_
     }
 }
 
-/* A strip's form; mostly its least and its largest cosine decide it. */
+/* Chooses a strip's form, usually by its least and its largest cosine. */
 static enum backward_form
 backward_form(
     const struct ps_tile *w, const struct backward_strip *s, int dim, enum backward_kind kind) {
@@ -401,9 +400,9 @@ backward_unit(
     }
 }
 
-/* How the problem is cut into units.  If there are enough t's, a unit is a whole t.  Otherwise blocks of components (for d_loc,
- * d_scale, d_a), then blocks of samples (for d_value), at the price of one more product.  Every sum has the same order in
- * both. */
+/* How the problem is cut into units.  If there are enough t's, a unit is a whole t.  Otherwise blocks of components (for
+ * d_loc, d_scale, d_a), then blocks of samples (for d_value), at the price of one more product.  Every sum has the same order
+ * in both. */
 struct backward_plan {
     ptrdiff_t block_l, block_m; /* rows per unit */
     bool want_value, want_loc;

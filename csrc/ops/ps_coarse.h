@@ -1,18 +1,18 @@
 #pragma once
 /* Which cosines u of PowerSpherical are too coarse, and what replaces them, here and in cuda/.  A density depends on 1 + u,
- * which rounding destroys near the antipode, and on 1 - u times kappa, which it destroys near the mode if kappa is large.
- * There we recompute the dot product with more digits, and keep the digits at both ends.  Floor 1. */
+ * which rounding ruins near the antipode, and on kappa (1 - u), which it ruins near the mode if kappa is large.  There the
+ * dot product is recomputed with more digits, and stored as a gap, which has them at both ends.  Floor 1. */
 #include "tile.h"
 #ifndef __CUDACC_RTC__
 #include <math.h>
 #endif
 
 #ifndef PYA_SHARED
-#define PYA_SHARED static inline /* the kernels of cuda/ define it otherwise */
+#define PYA_SHARED static inline /* cuda/ has its own definition */
 #endif
 
-/* The ratio of the error to the allowed error.  The error of a cosine is one rounding step or, near +-1, a fraction of one that
- * grows with the root of the dimension; the relative error of a gradient is that divided by 1 + u. */
+/* The error of a cosine over the allowed error.  It is one rounding step or, near +-1, a fraction of one that grows with the
+ * root of the dimension; the relative error of a gradient is that divided by 1 + u. */
 PYA_SHARED double
 ps_coarseness(int64_t dim) {
 #ifdef PYA_REAL_F64

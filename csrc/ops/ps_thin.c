@@ -38,7 +38,7 @@ thin_carve(struct thin *x, const struct pya_ops_ps *ps, bool backward) {
 /* v_dot() of unit vectors with all digits, as a gap. */
 static __attribute__((noinline)) real
 thin_sharp_gap(const real *x, const real *y, ptrdiff_t d) {
-    if (VW > 1 && d <= 3) { /* all are sharp there, and a vector would be nearly empty */
+    if (VW > 1 && d <= 3) { /* all are recomputed there, and a vector would be nearly empty */
         double above = 1;
         double below = -1;
         for (ptrdiff_t k = 0; k < d; k++) {
@@ -107,7 +107,7 @@ thin_spread(struct thin *x) {
     }
 }
 
-/* Prefetches the rows of pair k, if there is one: no hardware prefetcher follows from row to row. */
+/* Prefetches the rows of pair k, if it exists: no hardware prefetcher follows from row to row. */
 static inline void
 thin_ask(const struct thin *x, int k, ptrdiff_t d) {
     const ptrdiff_t line = 64 / (ptrdiff_t)sizeof(real);
