@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static atomic_long fault_left; /* allocations until the failing one; 0: not armed */
+static atomic_long fault_left; /* allocations up to the one that fails, inclusive; 0: not armed */
 static atomic_bool fault_sticky;
 static atomic_bool fault_fired;
 static atomic_long fault_n_live;
@@ -151,7 +151,7 @@ __wrap_strdup(const char *text) {
 
 void *
 __wrap_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset) {
-    /* Only mappings the kernel may place are host memory being asked for; MAP_FIXED fills a range already had. */
+    /* Only mappings that the kernel may place request host memory; MAP_FIXED fills a range that is already reserved. */
     if ((flags & MAP_FIXED) == 0 && fault_now()) {
         return MAP_FAILED;
     }

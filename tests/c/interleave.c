@@ -1,13 +1,13 @@
-/* Every order of the steps of some threads.
+/* Runs the steps of a few threads in every order.
  *
- * A thread's next operation is found by running its function again from the start with the results its operations had
- * so far, so a state is these results and the model's memory, and all states are visited, each once.  Since results
- * only grow there are no circles: every state that ends must be a good end.
+ * To find a thread's next operation, its function runs again from the start with the results that its operations had so
+ * far.  So a state is these results and the model's memory.  All states are visited, each once.  Results only grow, so
+ * there are no cycles: every state in which nothing can run must be a good end.
  *
- * The model's memory is weak.  A place remembers the values stored in it; a load may give any that is not older than
- * what its thread knows of; what a thread knows passes on from release to acquire, through read-modify-write steps too.
- * Those, and the kernel's look at a futex, see the newest value.  A sleeper may wake for no reason, a weak exchange fail
- * for none.  (Left out: values that are stored later, fences, and consume.) */
+ * The model's memory is weak.  A place remembers the values stored in it.  A load may return any value that is not
+ * older than what its thread knows of; what a thread knows passes from release to acquire, through read-modify-write
+ * steps too. These steps, and the kernel's look at a futex, see the newest value.  A sleeper may wake and a weak
+ * exchange may fail for no reason.  (Not modelled: stores that become visible later, fences, and consume.) */
 #include "interleave.h"
 
 #include <setjmp.h>
@@ -18,7 +18,7 @@ enum { N_THREADS = 3, N_PLACES = 12, N_MESSAGES = 12, N_RESULTS = 64 };
 
 struct message {
     uint64_t value;
-    uint8_t view[N_PLACES]; /* what who acquires it knows of */
+    uint8_t view[N_PLACES]; /* what a thread knows of once it acquires this */
 };
 
 enum status { AWAKE, ASLEEP, DONE };
@@ -29,17 +29,17 @@ struct thread {
     int sleeps_on;
     enum interleave_kind last;
     int n_results;
-    uint8_t view[N_PLACES]; /* per place the oldest message it may still read */
+    uint8_t view[N_PLACES]; /* for each place: the oldest message that the thread may still read */
     uint64_t results[N_RESULTS];
     struct interleave_op next;
-    int place; /* of next */
+    int place; /* of `next` */
 };
 
 struct state {
     int n_messages[N_PLACES];
     struct message messages[N_PLACES][N_MESSAGES];
     struct thread threads[N_THREADS];
-    int n_spurious; /* wakes, and failures of weak exchanges, left to try */
+    int n_spurious; /* wakes and failures of weak exchanges that are left to try */
 };
 
 static struct {
@@ -47,9 +47,9 @@ static struct {
     interleave_mutate *mutate;
     const volatile void *addresses[N_PLACES];
     int n_places;
-    struct state *state; /* the one at hand */
+    struct state *state; /* the one being run */
     int thread;
-    int position; /* in its results */
+    int position; /* in the results of `thread` */
     struct interleave_op op;
     jmp_buf out;
     struct interleave_result result;
@@ -169,7 +169,7 @@ read_message(struct state *state, struct thread *thread, int place, int i, int o
     }
 }
 
-/* replaced: the message a read-modify-write step took; what it carries goes on. */
+/* replaced: the message that a read-modify-write step read; what it carries passes on. */
 static void
 write_message(
     struct state *state, struct thread *thread, const struct interleave_op *op, uint64_t value,
@@ -193,7 +193,7 @@ write_message(
     }
 }
 
-/* Messages nobody can read any more go, so that states differ only in what matters. */
+/* Drops messages that nobody can read any more, so that states differ only in what matters. */
 static void
 forget_old(struct state *state) {
     for (int p = 0; p < model.n_places; p++) {
@@ -223,7 +223,7 @@ forget_old(struct state *state) {
     }
 }
 
-/* False: it has one more operation to do, model.op. */
+/* False: the thread has one more operation to do, model.op. */
 static bool
 runs_to_end(int t, int round) {
     model.thread = t;
@@ -254,7 +254,7 @@ settle(struct state *state, int t) {
 
 enum outcome { DID, NO_SUCH, NO_MORE };
 
-/* What a step may see: choice 0 is the oldest the thread may read. */
+/* One of the messages that the step may see: choice 0 is the oldest that the thread may read. */
 static enum outcome
 compare(struct state *state, struct thread *thread, const struct interleave_op *op, int choice) {
     int n = state->n_messages[thread->place];
@@ -321,7 +321,7 @@ futex_wait(struct state *state, struct thread *thread, const struct interleave_o
     return DID;
 }
 
-/* Any one of the sleepers. */
+/* Wakes one of the sleepers. */
 static enum outcome
 futex_wake(struct state *state, struct thread *thread, const struct interleave_op *op, int choice) {
     int n_sleepers = 0;
@@ -402,7 +402,7 @@ state_key(const struct state *state, uint64_t key[2]) {
         mix(key, thread->view, sizeof thread->view);
         mix(key, thread->results, (size_t)thread->n_results * sizeof(uint64_t));
     }
-    key[0] |= 1; /* never 0: that is an empty slot */
+    key[0] |= 1; /* never 0, which marks an empty slot */
 }
 
 static size_t

@@ -1,11 +1,11 @@
-/* The allocator under everything at once, for as long as one likes: 16 threads, 4 streams, 2 devices, captures, trims,
- * one of every 1000 driver calls failing, on the host-memory CUDA runtime, where every byte handed out is written and
- * read back at its free.
+/* The allocator under everything at once, for as long as you like: 16 threads, 4 streams, 2 devices, captures, trims,
+ * and one failure in 1000 driver calls, on the host-memory CUDA runtime.  Every block is filled when it is allocated
+ * and checked when it is freed.
  *
- *   LD_LIBRARY_PATH=pyalloc/lib/hostcuda soak [SECONDS [SEED]]
+ * LD_LIBRARY_PATH=pyalloc/lib/hostcuda soak [SECONDS [SEED]]
  *
- * Ends with 0 when no byte was changed by another block, no structure was ever wrong, nothing is left on the devices
- * and host memory stayed flat.  A line for each of 20 samples. */
+ * Exits with 0 if no block changed another's bytes, every check of the structures passed, nothing is left on the
+ * devices, and host memory stayed flat.  Prints a line for each of 20 samples. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -138,7 +138,7 @@ noop(void *data) {
     (void)data;
 }
 
-/* The next call fails once 1000 more were made. */
+/* Makes the next call fail if 1000 calls were made since the last failure. */
 static void
 maybe_fail(uint64_t *seed) {
     static const int errors[] = {2, 2, 999, 700, 1};
@@ -202,7 +202,7 @@ match_one(void *arg, pya_stream stream) {
     return stream == *(const pya_stream *)arg;
 }
 
-/* Some memory of a private pool, as a graph would take it. */
+/* Takes some memory of a private pool, as a graph would. */
 static void
 use_pool(uint64_t *seed, uint64_t thread) {
     struct pya_pool_id id = {thread + 1, check_below(seed, 3)};
@@ -269,7 +269,7 @@ thread_run(void *arg) {
 
 /* ---- the whole ---- */
 
-/* KiB of this process's own memory; the devices' is shared memory and not in it. */
+/* KiB of this process's own memory; the devices' memory is shared memory, which does not count. */
 static long
 host_kib(void) {
     char line[256];
@@ -333,7 +333,7 @@ finish(void) {
     CHECK_EQ(soak.driver.live("mappings"), 0);
     CHECK_EQ(soak.driver.live("plain"), 0);
     pya_heap_destroy(soak.heap);
-    /* An event or a range whose own end was made to fail is lost: no memory with it, and no more than faults. */
+    /* An event or a range whose destruction was made to fail is lost: no more of them than faults, and no memory. */
     uint64_t n_lost = soak.driver.live("events") + soak.driver.live("reservations");
     CHECK(n_lost <= atomic_load(&soak.n_faults));
     printf("lost to failed destructions: %" PRIu64 " events and address ranges\n", n_lost);
@@ -370,8 +370,7 @@ main(int argc, char **argv) {
     }
     finish();
     CHECK(atomic_load(&soak.n_allocs) > 100 && atomic_load(&soak.n_faults) > 0);
-    if (check_failures ==
-        0) { /* flat: from the middle on nothing grows but by an allocator's own slack */
+    if (check_failures == 0) { /* flat: in the second half only malloc's slack grows */
         long middle = kib[N_SAMPLES / 2], last = kib[N_SAMPLES - 1];
         printf("host memory: %ld KiB in the middle, %ld KiB at the end\n", middle, last);
         CHECK(last <= middle + middle / 5 + 4096);

@@ -1,4 +1,4 @@
-/* What a request costs: rounds of every loop with a million live blocks, host memory, calls of the system. */
+/* What a request costs: rounds of every loop with a million live blocks, host memory, system calls. */
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -13,7 +13,8 @@
 #include "fault.h"
 #include "stat.h"
 
-/* Far above what was seen (46; 153 while the map empties its old table): treaps, and clusters of the map. */
+/* Far above the most that was seen: 46, or 153 while the map empties its old table.  These are treaps and clusters of
+ * the map. */
 enum { MOST_STEPS = 400 };
 enum { N_LIVE = 1000000, N_PAGES = 20000 };
 
@@ -84,7 +85,7 @@ check_steps(size_t n_live) {
     free(ptrs);
 }
 
-/* In the middle between two sizes of the map's table, and just after it grew. */
+/* In the middle between two sizes of the map's table, and just after it has grown. */
 static void
 test_steps_are_bounded(void) {
     check_steps(check_budget(N_LIVE));
@@ -108,7 +109,8 @@ steps_of_pair(struct pya_heap *heap, size_t bytes, pya_stream stream) {
     return pya_debug_steps - before;
 }
 
-/* Each with some free memory, as a captured graph leaves it; returns the most rounds of a request while it was filled. */
+/* Makes n pools, each with some free memory, as a captured graph leaves it.  Returns the most rounds that a request
+ * took meanwhile. */
 static unsigned long
 make_pools(struct pya_heap *heap, size_t n) {
     unsigned long most = 0;
@@ -123,7 +125,7 @@ make_pools(struct pya_heap *heap, size_t n) {
     return most;
 }
 
-/* A program with a graph for each of many shapes, which works on two streams in turns and repeats itself. */
+/* A program that repeats itself, with a graph for each of many shapes, and takes turns on two streams. */
 static void
 test_pools_cost_others_little(void) {
     struct pya_heap *heap = heap_new("");
@@ -170,8 +172,8 @@ test_pools_cost_others_little(void) {
     pya_heap_destroy(heap);
 }
 
-/* The graphs are gone, what each of them returned is kept: their pools stay, and once others have what was free in them
- * nobody looks at them any more. */
+/* The graphs are gone, but their return values are kept, so their pools stay.  Once others have taken a pool's free
+ * memory, no request looks at the pool again. */
 static void
 test_dropped_pools_cost_others_little(void) {
     struct pya_heap *heap = heap_new("");
@@ -196,7 +198,7 @@ test_dropped_pools_cost_others_little(void) {
     pya_heap_destroy(heap);
 }
 
-/* Graphs that were captured anew: their pools took over what those before them left, and nothing of it is left any more. */
+/* Graphs that were captured again: their pools took over what the earlier ones left, all of it. */
 static void
 test_heirs_cost_others_little(void) {
     const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
@@ -229,7 +231,8 @@ test_heirs_cost_others_little(void) {
 
 enum { N_PENDING = 4000 };
 
-/* Much waits for a stream's work while requests go to a pool: what has its event is not looked at by each that grows. */
+/* Many blocks wait for a stream's work while requests are routed to a pool.  A request that grows does not look again
+ * at those that have their event. */
 static void
 test_what_waits_costs_a_pool_little(void) {
     const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
@@ -258,7 +261,7 @@ test_what_waits_costs_a_pool_little(void) {
 
 enum { N_HOLES = 16000 };
 
-/* Pages between live blocks, of which a request takes the lowest: the others are neither searched for nor sorted. */
+/* A request takes the lowest of many free pages between live blocks: it neither searches nor sorts the others. */
 static void
 test_holes_cost_a_stitched_request_little(void) {
     struct pya_heap *heap = heap_new("");
@@ -282,7 +285,8 @@ test_holes_cost_a_stitched_request_little(void) {
 
 enum { N_CROWD = 3500, CROWD_PERIODS = 40, CROWD_LARGE = 40 };
 
-/* A small request of a program that repeats itself lay below thousands of others in its page: it is not looked for that far. */
+/* In a program that repeats itself, a small request lay below thousands of others in its page.  No search goes that
+ * far. */
 static void
 test_places_in_a_crowd_cost_little(void) {
     struct pya_heap *heap = heap_new("");
@@ -311,7 +315,7 @@ test_places_in_a_crowd_cost_little(void) {
     pya_heap_destroy(heap);
 }
 
-/* Memory of many streams goes back: how far they are is asked once, not once for each. */
+/* Memory of many streams is given back: one look finds out how far all of them are. */
 static void
 test_streams_cost_a_collection_little(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -336,7 +340,8 @@ test_streams_cost_a_collection_little(void) {
 
 enum { N_BUFFERS = 4000, N_ROUNDS = 8 };
 
-/* A program that makes everything anew from what it has, in every step: each request finds its like in its place. */
+/* A program that makes everything anew from what it has, in every step: each request finds the like one of the last
+ * step still in its place. */
 static void
 test_places_that_are_never_free_cost_little(void) {
     struct pya_heap *heap = heap_new("");
@@ -362,7 +367,7 @@ test_places_that_are_never_free_cost_little(void) {
     free(bytes);
 }
 
-/* Memory of an allocator of the program's own: any addresses will do. */
+/* An allocator of the program's own: any addresses will do. */
 static pya_dptr
 own_alloc(void *arg, size_t bytes) {
     pya_dptr *next = arg;
@@ -377,7 +382,7 @@ own_free(void *arg, pya_dptr addr) {
     (void)addr;
 }
 
-/* Which of like runs is the oldest is not asked of thousands. */
+/* Finding the oldest of like runs does not look at thousands of them. */
 static void
 test_crumbs_of_a_pool_cost_little(void) {
     enum { N = 20000, MOST_ROUNDS = 150 };
@@ -404,7 +409,7 @@ test_crumbs_of_a_pool_cost_little(void) {
     pya_heap_destroy(heap);
 }
 
-/* Free runs of one size at equal distances are as deep in their tree as any others. */
+/* Free runs of one size at equal distances are no deeper in their tree than any others. */
 static void
 test_equal_distances_cost_little(void) {
     static const size_t between[] = {24576, 43520};
@@ -448,7 +453,7 @@ host_bytes_of(size_t n, size_t bytes) {
     return all;
 }
 
-/* The address map has grown and the old table is gone at the first numbers, is still there at the others. */
+/* The first four numbers: the address map has grown and freed the old table.  The others: it still has the old one. */
 static void
 test_host_memory_of_blocks(void) {
     static const struct {
@@ -462,7 +467,7 @@ test_host_memory_of_blocks(void) {
     }
 }
 
-/* As many blocks, each with a page of its own or not. */
+/* The same number of blocks, with and without a page for each. */
 static void
 test_host_memory_of_pages(void) {
     for (size_t n = 1000; n <= N_PAGES; n += n / 3) {
@@ -475,7 +480,7 @@ test_host_memory_of_pages(void) {
     }
 }
 
-/* Every other page is held; what is between is stitched, and the stitched ranges are kept when freed. */
+/* Every other page is held.  The pages between are stitched, and the stitched ranges stay when they are freed. */
 static void
 test_host_memory_of_mappings(void) {
     struct pya_heap *heap = heap_new("memory:tight");
@@ -505,7 +510,7 @@ test_host_memory_of_mappings(void) {
 
 enum { N_WARM = 1200, N_SET = 1000, N_PAIRS = 100000 };
 
-/* n pairs on the first `n_live` blocks, of random sizes up to 1 MiB; false: one failed. */
+/* n frees and requests on the first `n_live` blocks, of random sizes up to 1 MiB.  False: one failed. */
 static bool
 replace_blocks(struct pya_heap *heap, pya_dptr *ptrs, size_t n_live, size_t n, uint64_t *seed) {
     for (size_t k = 0; k < n; k++) {
@@ -518,8 +523,8 @@ replace_blocks(struct pya_heap *heap, pya_dptr *ptrs, size_t n_live, size_t n, u
     return true;
 }
 
-/* In a child: once warm, pairs under a filter that ends whoever makes any system call but to read, write or exit.
- * Exit codes: 0 as it should be, 1 something failed, 2 host memory was asked for, 3 there is no such filter here. */
+/* In a child: once warm, frees and requests under a filter that kills a process at any system call except read, write
+ * and exit. Exit codes: 0 good, 1 something failed, 2 host memory was requested, 3 there is no such filter here. */
 static int
 run_filtered(void) {
     struct pya_heap *heap = heap_new("");
@@ -538,16 +543,16 @@ run_filtered(void) {
     return good ? (fault_calls() == before ? 0 : 2) : 1;
 }
 
-/* A request that a free block serves, and its free: no system call, no host memory. */
+/* A request that a free block serves, and its free, make no system call and request no host memory. */
 static void
 test_fast_path_asks_nobody(void) {
     if (check_is_slow()) {
-        return; /* sanitizers and valgrind make calls of their own */
+        return; /* sanitizers and valgrind make system calls */
     }
     pid_t child = fork();
     if (child == 0) {
         int code = run_filtered();
-        (void)syscall(SYS_exit, code); /* exit() makes calls the filter knows nothing of */
+        (void)syscall(SYS_exit, code); /* exit() makes system calls that the filter forbids */
     }
     int status = 0;
     CHECK(child > 0 && waitpid(child, &status, 0) == child);

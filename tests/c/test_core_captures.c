@@ -1,9 +1,9 @@
-/* Captures that a card cannot be sure of: begun by another thread after a stream was asked and before its event is recorded, or on
- * another card, which may not be open yet (core/fence.h). */
+/* Captures that a card cannot see coming: another thread begins one after a stream was queried and before its event is
+ * recorded, or one begins on another card, which may not be open yet (core/fence.h). */
 #include "core/heap.h"
 #include "streams.h"
 
-/* The event that became part of a graph, as a driver takes it: asked about, it ends the capture. */
+/* An event that became part of a graph.  As with a driver, querying it ends the capture. */
 static struct {
     struct world *world;
     pya_stream stream;
@@ -51,7 +51,7 @@ capture_end(struct world *world) {
     pya_sim_set_capturing(world->sim, capture.stream, false);
 }
 
-/* Of the owner of what is free, or of the one that would take it. */
+/* The captured stream is the one that owns the free memory, or the one that would take it. */
 static void
 test_a_fence_leaves_the_capture_whole(void) {
     static const pya_stream captured[] = {ONE, TWO};
@@ -68,7 +68,7 @@ test_a_fence_leaves_the_capture_whole(void) {
     }
 }
 
-/* With an event made for it, or one that served before. */
+/* The event was made for the block, or had served before. */
 static void
 test_a_freed_block_leaves_the_capture_whole(void) {
     for (int has_spare = 0; has_spare < 2; has_spare++) {
@@ -93,8 +93,8 @@ test_a_freed_block_leaves_the_capture_whole(void) {
     }
 }
 
-/* A block waits for a foreign stream of another device, which is known by that device alone: it is not waited for while that
- * captures, and what waits for other streams is given back. */
+/* A block waits for a foreign stream, which only the stream's own device knows.  While that device captures, nothing
+ * waits for the stream; blocks that wait for other streams come back. */
 static void
 test_a_capture_on_the_device_of_a_foreign_stream(void) {
     struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
@@ -110,7 +110,7 @@ test_a_capture_on_the_device_of_a_foreign_stream(void) {
     give(&world, other);
     pya_dptr kept;
     CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &kept));
-    pya_sim_set_capturing(world.sim, ONE, true); /* the second device's */
+    pya_sim_set_capturing(world.sim, ONE, true); /* on the second device */
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
     CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 1);
@@ -123,8 +123,8 @@ test_a_capture_on_the_device_of_a_foreign_stream(void) {
     world_fini(&world);
 }
 
-/* Of two streams that freed blocks wait for one may not be waited for now, and the wait for the other fails: that is told,
- * whichever was used first. */
+/* Freed blocks wait for two streams.  One must not be waited for now, and the wait for the other fails: that error is
+ * reported, whichever stream was used first. */
 static void
 test_a_capture_hides_no_failure(void) {
     for (int is_first = 0; is_first < 2; is_first++) {
@@ -137,7 +137,7 @@ test_a_capture_hides_no_failure(void) {
         CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
         pya_dptr kept;
         CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &kept));
-        pya_sim_set_capturing(world.sim, ONE, true); /* the second device's */
+        pya_sim_set_capturing(world.sim, ONE, true); /* on the second device */
         pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, true);
         give(&world, blocks[0]);
         give(&world, blocks[1]);
@@ -162,11 +162,11 @@ test_a_locked_card_may_capture(void) {
     CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &kept));
     struct pya_card *card = pya_cards_get(&world.heap->cards, 1);
     pya_lock_acquire(&card->lock);
-    give(&world, block); /* another stream may have it once TWO's device was waited for */
+    give(&world, block); /* another stream may get it after a wait for TWO's device */
     give(&world, take(&world, 4 * MIB, THREE));
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
     pya_lock_release(&card->lock);
-    for (size_t i = 1; i < 9; i++) { /* each more than any free block */
+    for (size_t i = 1; i < 9; i++) { /* each larger than any free block */
         give(&world, take(&world, 8 * i * MIB, i % 2 == 0 ? THREE : ONE));
     }
     CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) > 0);
@@ -174,7 +174,7 @@ test_a_locked_card_may_capture(void) {
     world_fini(&world);
 }
 
-/* The device of a foreign stream could not be opened when the stream was heard of: once it could be, it is waited for. */
+/* The device of a foreign stream could not be opened when the stream was noted.  Once it can be, it is waited for. */
 static void
 test_foreign_stream_of_a_device_that_opens_later(void) {
     struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
@@ -182,7 +182,7 @@ test_foreign_stream_of_a_device_that_opens_later(void) {
     pya_dptr ptr = take(&world, 4 * MIB, ONE), other;
     struct pya_sim *first = world.sim;
     CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
-    world.config.address_bytes = 1; /* nothing that opens */
+    world.config.address_bytes = 1; /* too little to open a device */
     CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
     world.config.address_bytes = 0;
     pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, false);
@@ -191,7 +191,7 @@ test_foreign_stream_of_a_device_that_opens_later(void) {
     CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 4 * MIB);
     CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &other));
     CHECK_OK(pya_empty_cache(world.heap, 0));
-    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1); /* the second device's */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1); /* on the second device */
     CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 0);
     CHECK_OK(pya_free(world.heap, other));
     world_fini(&world);

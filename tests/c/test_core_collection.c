@@ -1,10 +1,10 @@
-/* Which of the idle memory is given back first: the order in which docs/limits.md has it. */
+/* Which idle memory is given back first: the order that docs/limits.md describes. */
 #include <pthread.h>
 #include <sched.h>
 
 #include "pools.h"
 
-/* A card of 10 pages, full: 2, 4 and 2 MiB twice each, and two blocks in the last page. */
+/* A full card of 10 pages: blocks of 2, 4, 2, 4, 2 and 4 MiB, and two blocks in the last page. */
 static void
 world_full(struct world *world, pya_dptr *ptrs) {
     static const size_t mib[] = {2, 4, 2, 4, 2, 4, 1, 1};
@@ -16,7 +16,7 @@ world_full(struct world *world, pya_dptr *ptrs) {
     }
 }
 
-/* What was freed by now becomes old enough that one free more or less makes no difference, the last block free. */
+/* Makes everything freed so far so old that one more free makes no difference.  ptrs[7] is replaced meanwhile. */
 static void
 grow_old(struct world *world, pya_dptr *ptrs) {
     for (size_t i = 0; i < 40; i++) {
@@ -25,7 +25,7 @@ grow_old(struct world *world, pya_dptr *ptrs) {
     }
 }
 
-/* Of two pieces free for as long the larger is given back: the order in which docs/limits.md has it. */
+/* Of two pieces that have been free for equally long, the larger is given back (docs/limits.md). */
 static void
 test_the_largest_of_the_oldest_goes_first(void) {
     struct world world = {0};
@@ -42,7 +42,7 @@ test_the_largest_of_the_oldest_goes_first(void) {
     world_fini(&world);
 }
 
-/* Of equals the highest goes, also where it is the only page that is free; and no less than was asked for. */
+/* Of equals the highest goes, also if it is the only free page; and at least as much as was requested. */
 static void
 test_the_highest_of_equals_goes_first(void) {
     struct world world = {0};
@@ -58,7 +58,7 @@ test_the_highest_of_equals_goes_first(void) {
     world_fini(&world);
 }
 
-/* But what is mapped at a second address, which would have to be made again too, goes last. */
+/* Pages mapped at a second address go last, because that mapping would have to be made again too. */
 static void
 test_what_has_a_second_address_goes_last(void) {
     struct world world = {0};
@@ -66,7 +66,7 @@ test_what_has_a_second_address_goes_last(void) {
     world_full(&world, ptrs);
     give(&world, ptrs[3]);
     give(&world, ptrs[5]);
-    give(&world, take(&world, 8 * MIB, 0)); /* stitched of both */
+    give(&world, take(&world, 8 * MIB, 0)); /* stitched from both */
     give(&world, ptrs[1]);                  /* of equals the highest goes: not this one */
     grow_old(&world, ptrs);
     CHECK_OK(pya_trim(world.heap, 0, 18 * MIB));
@@ -76,14 +76,14 @@ test_what_has_a_second_address_goes_last(void) {
     world_fini(&world);
 }
 
-/* What was free for longest goes before all of that. */
+/* What has been free for longest goes before all of those. */
 static void
 the_oldest_goes_first(bool have_events_passed) {
     struct world world = {0};
     pya_dptr ptrs[8];
     world_full(&world, ptrs);
     give(&world, ptrs[0]);
-    /* Age counts what is freed for good, not what is asked for again at once. */
+    /* Age counts memory that is freed for good, not memory that is requested again at once. */
     for (size_t i = 0; i < 200; i++) {
         give(&world, ptrs[6 + i % 2]);
         give(&world, ptrs[7 - i % 2]);
@@ -102,14 +102,14 @@ the_oldest_goes_first(bool have_events_passed) {
     world_fini(&world);
 }
 
-/* Also where an event that was recorded just now has not passed yet: the device was waited for. */
+/* Also while an event that was just recorded has not completed: the trim waited for the device. */
 static void
 test_the_oldest_goes_first(void) {
     the_oldest_goes_first(true);
     the_oldest_goes_first(false);
 }
 
-/* Segments are given back whole, the one that was free for longest first. */
+/* Segments are given back whole, first the one that has been free for longest. */
 static void
 test_the_oldest_segment_goes_first(void) {
     static const size_t mib[] = {22, 24, 20};
@@ -128,7 +128,7 @@ test_the_oldest_segment_goes_first(void) {
     world_fini(&world);
 }
 
-/* No more is given back than was asked for, whichever streams had it; nor while it is not known what is idle. */
+/* No more is given back than was requested, whichever stream had it, and nothing while it is unknown what is idle. */
 static void
 test_segments_of_two_streams(void) {
     static const struct pya_pool_id pool = {3, 4};
@@ -151,14 +151,13 @@ test_segments_of_two_streams(void) {
     }
 }
 
-/* keep_free: what is reserved now and what is free beyond that is the level, and nothing goes below it. */
+/* keep_free: the level is what is reserved now plus what is to stay free.  Collection never goes below it. */
 static void
 test_what_is_left_to_others_is_kept_free(void) {
     static const char *const options[] = {
         "vmm:False,keep_free:900MiB", "vmm:False,keep_free:884MiB", "vmm:False,keep_free:880MiB",
         "vmm:False,keep_free:2000MiB"};
-    for (size_t i = 0; i < 4;
-         i++) { /* the second one: to the byte; the last one: more than there is */
+    for (size_t i = 0; i < 4; i++) { /* the second: to the byte; the last: more than there is */
         struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
         world_init(&world, options[i]);
         (void)take(&world, 60 * MIB, 0);
@@ -169,7 +168,7 @@ test_what_is_left_to_others_is_kept_free(void) {
     }
 }
 
-/* Above the level too a little more than was needed stays. */
+/* Above the level, too, a little more than was needed stays. */
 static void
 test_a_little_stays(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -188,7 +187,7 @@ test_a_little_stays(void) {
     world_fini(&world);
 }
 
-/* What goes back before a request leaves the request the record it was promised. */
+/* Memory given back before a request leaves the request the block record that it was promised. */
 static void
 test_what_goes_takes_no_record_of_the_request(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -197,18 +196,18 @@ test_what_goes_takes_no_record_of_the_request(void) {
     pya_sim_advance_clock(world.sim, 1);
     pya_dptr large = take(&world, 100 * MIB, 0);
     (void)take(&world, 512, 0);
-    give(&world, large); /* its pages leave a piece of a page on both sides */
+    give(&world, large); /* its pages leave a part of a page on both sides */
     const struct pya_slab *blocks = &world.heap->cards.open[0]->blocks;
     do {
         (void)take(&world, 512, 0);
     } while (blocks->n_free != 2);
     pya_sim_advance_clock(world.sim, UINT64_C(11000000000));
-    (void)take(&world, 1024, 0); /* of a larger piece */
+    (void)take(&world, 1024, 0); /* from a larger piece */
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 1);
     world_fini(&world);
 }
 
-/* What a stream is done with may go, what it freed since and still works on may not. */
+/* Memory that a stream is done with may go.  Memory that it freed later and still uses may not. */
 static void
 test_busy_memory_stays(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -220,7 +219,7 @@ test_busy_memory_stays(void) {
         pya_dptr between = take(&world, 20 * MIB, 0);
         pya_dptr busy = take(&world, 20 * MIB, 0);
         give(&world, idle);
-        CHECK_EQ(collect(&world, 100 * MIB), 0); /* the event has not passed */
+        CHECK_EQ(collect(&world, 100 * MIB), 0); /* the event has not completed */
         CHECK_OK(pya_sim_use(world.sim, 0, busy, 20 * MIB));
         give(&world, busy);
         pya_sim_finish(world.sim, 0);
@@ -232,8 +231,8 @@ test_busy_memory_stays(void) {
     }
 }
 
-/* Nor does what a pool in use has, also where it was dropped once and left some to others: a graph's kernels have its
- * addresses. */
+/* Memory of a pool in use stays too, even if the pool was dropped once and left some of it to others: kernels of a
+ * graph hold its addresses. */
 static void
 test_a_pool_in_use_keeps_its_memory(void) {
     struct world world = {0};
@@ -254,7 +253,7 @@ test_a_pool_in_use_keeps_its_memory(void) {
     world_fini(&world);
 }
 
-/* A graph that still uses the pool when its MemPool is dropped has the addresses of what is free in it. */
+/* A graph that still uses the pool when its MemPool is dropped holds the addresses of its free memory. */
 static void
 test_a_pool_in_use_is_not_trimmed(void) {
     struct world world = {0};
@@ -270,7 +269,7 @@ test_a_pool_in_use_is_not_trimmed(void) {
     world_fini(&world);
 }
 
-/* Nor does what the request it is done for can use. */
+/* Memory that the pending request can use stays too. */
 static void
 test_what_is_wanted_stays(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -291,7 +290,8 @@ test_what_is_wanted_stays(void) {
     world_fini(&world);
 }
 
-/* A range that was mapped half way, and could not be undone, goes at the next occasion, whatever its pages are used for. */
+/* A range that was only half mapped, and could not be unmapped, goes at the next chance, whatever its pages are used
+ * for. */
 static void
 test_half_a_range_goes(void) {
     struct world world = {.config = {.quiet = true}};
@@ -312,7 +312,7 @@ test_half_a_range_goes(void) {
     world_fini(&world);
 }
 
-/* What is still seen at another address after unmapping failed stays where it is, and serves on. */
+/* Memory that still has a second address because unmapping failed stays where it is and goes on serving requests. */
 static void
 test_memory_that_cannot_go_serves_on(void) {
     struct world world = {.config = {.quiet = true}};
@@ -320,7 +320,7 @@ test_memory_that_cannot_go_serves_on(void) {
     world_full(&world, ptrs);
     give(&world, ptrs[3]);
     give(&world, ptrs[5]);
-    give(&world, take(&world, 8 * MIB, 0)); /* stitched of both */
+    give(&world, take(&world, 8 * MIB, 0)); /* stitched from both */
     pya_sim_fail(world.sim, 1U << PYA_SIM_UNMAP, 1, PYA_E_DEVICE, false);
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK(pya_sim_fail_clear(world.sim));
@@ -329,7 +329,7 @@ test_memory_that_cannot_go_serves_on(void) {
     world_fini(&world);
 }
 
-/* The same of the addresses that pages had at another stream. */
+/* The same for addresses at which another stream had the pages. */
 static void
 test_memory_that_moved_and_cannot_go_serves_on(void) {
     struct world world = {.config = {.capacity_bytes = 40 * MIB, .quiet = true}};
@@ -357,7 +357,7 @@ test_memory_that_moved_and_cannot_go_serves_on(void) {
     world_fini(&world);
 }
 
-/* What is reserved for the program stays, so nothing is waited for. */
+/* Memory reserved for the program stays, so nothing waits for it. */
 static void
 test_reserved_memory_costs_no_wait(void) {
     struct world world = {0};
@@ -370,7 +370,7 @@ test_reserved_memory_costs_no_wait(void) {
     world_fini(&world);
 }
 
-/* Nor does a pool's: what of it is kept is for everybody. */
+/* A pool's does too: what is kept of it is for everybody. */
 static void
 test_what_is_reserved_outlives_a_pool(void) {
     struct world world = {0};
@@ -387,7 +387,7 @@ test_what_is_reserved_outlives_a_pool(void) {
     world_fini(&world);
 }
 
-/* What another thread does while the device is waited for: its stream uses some memory, and then that is free. */
+/* What another thread does while the device is waited for: its stream uses some memory, which then becomes free. */
 static struct {
     struct world *world;
     pya_dptr ptr;
@@ -410,8 +410,8 @@ sync_meanwhile(struct pya_device *dev) {
     return st;
 }
 
-/* While memory is short another thread takes small blocks, as many as there are records for, ends the recording, and
- * gives back what the request needs. */
+/* While memory is short, another thread takes small blocks until no record is left, stops the history, and frees what
+ * the request needs. */
 static pya_status
 sync_while_short(struct pya_device *dev) {
     pya_status st = world_opened.ops->device_sync(dev);
@@ -447,13 +447,13 @@ test_others_go_on_while_memory_is_short(void) {
     CHECK_OK(pya_sim_use(world.sim, 0, ptr, 24 * MIB));
     CHECK_EQ(
         calls(&world, PYA_SIM_DEVICE_SYNC),
-        n_waits + 2); /* for what was given back meanwhile too */
+        n_waits + 2); /* the second for what was freed meanwhile */
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_saved_by_transfer"), 1);
     pya_sim_finish_all(world.sim);
     world_fini(&world);
 }
 
-/* While memory is short another thread gives back what is needed, and begins to capture. */
+/* While memory is short, another thread frees what is needed and begins to capture. */
 static pya_status
 sync_before_capture(struct pya_device *dev) {
     pya_status st = world_opened.ops->device_sync(dev);
@@ -494,7 +494,7 @@ begin_pool(void *arg) {
 
 static pthread_t beginner;
 
-/* Another thread is about to capture; waits until it has got so far, or stands at the gate. */
+/* Another thread is about to begin a capture.  Waits until it has begun, or waits at the gate. */
 static pya_status
 sync_while_beginning(struct pya_device *dev) {
     struct world *world = meanwhile.world;
@@ -548,7 +548,8 @@ check_waits(const char *options, enum during during, size_t left) {
     world_fini(&world);
 }
 
-/* Once, without the lock; and once more under it where something came free meanwhile: a block, or the memory of a graph. */
+/* Once, without the lock.  Once more under the lock if something became free meanwhile: a block, or a graph's
+ * memory. */
 static void
 test_waits_once(void) {
     for (enum during during = NOTHING; during < N_DURING; during++) {

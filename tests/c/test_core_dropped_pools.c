@@ -1,4 +1,4 @@
-/* Private pools that were dropped, and those that follow them: who gets the memory, and when. */
+/* Private pools that were dropped, and their successors: who gets the memory, and when. */
 #include "pools.h"
 
 static bool
@@ -8,7 +8,8 @@ match_nothing(void *arg, pya_stream stream) {
     return false;
 }
 
-/* A pool with free memory whose last user has gone; its graphs may still run, on a stream nobody told us of. */
+/* A pool with free memory whose last user has gone.  Its graphs may still run, on a stream that pyalloc does not
+ * know. */
 static void
 world_with_dropped_pool(struct world *world) {
     pools_init(world, "");
@@ -34,7 +35,7 @@ test_dropped_pool_serves_others(void) {
     world_fini(&world);
 }
 
-/* The next pool waits for the device when it begins, because during its capture that is forbidden. */
+/* The next pool waits for the device when it begins, because waiting is forbidden during its capture. */
 static void
 test_dropped_pool_serves_the_next(void) {
     static const struct pya_pool_id next = {5, 6};
@@ -53,13 +54,14 @@ test_dropped_pool_serves_the_next(void) {
     world_fini(&world);
 }
 
-/* Whether the device may be asked, or the waiting fails, or the pool has a user again: its memory stays its own. */
+/* The pool's memory stays its own while a capture forbids waiting, if the wait fails, or if the pool has a user
+ * again. */
 static void
 test_unsettled_pool_keeps_its_memory(void) {
     struct world world = {0};
     world_with_dropped_pool(&world);
     uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
-    pya_sim_set_capturing(world.sim, 0, true); /* by somebody who did not tell */
+    pya_sim_set_capturing(world.sim, 0, true); /* without telling pyalloc */
     pya_dptr captured = take(&world, 10 * MIB, 0);
     pya_sim_set_capturing(world.sim, 0, false);
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
@@ -76,8 +78,8 @@ test_unsettled_pool_keeps_its_memory(void) {
     world_fini(&world);
 }
 
-/* What a pool took over of another's leavings is its own, the more so once it was dropped and has a user again: what was freed
- * since the device was waited for may still be in use. */
+/* What a pool took over from another is its own.  That still holds once it was dropped and has a user again: memory
+ * freed since the wait for the device may be in use. */
 static void
 test_leavings_that_were_taken_are_left_no_more(void) {
     static const struct pya_pool_id next = {5, 6};
@@ -95,7 +97,7 @@ test_leavings_that_were_taken_are_left_no_more(void) {
     pya_dptr others = take(&world, 80 * MIB, 0); /* settles the second */
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits + 1);
     give(&world, late);
-    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* joins it to its neighbours */
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* merges it with its neighbours */
     CHECK_OK(pya_pool_retain(world.heap, 0, next, false));
     uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
     pya_dptr more = take(&world, 30 * MIB, 0);
@@ -105,7 +107,8 @@ test_leavings_that_were_taken_are_left_no_more(void) {
     world_fini(&world);
 }
 
-/* Nor is what was in use while nobody found anything left: freed since the device was waited for, it may be in use still. */
+/* Nor is memory left to others that was in use when the pool was settled: freed since the wait for the device, it may
+ * still be in use. */
 static void
 test_what_was_in_use_meanwhile_is_not_left(void) {
     struct world world = {0};
@@ -121,7 +124,7 @@ test_what_was_in_use_meanwhile_is_not_left(void) {
     pya_dptr more = take(&world, 40 * MIB, 16); /* settles it again */
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits + 1);
     give(&world, ptr);
-    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* joins it to its neighbours */
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* merges it with its neighbours */
     CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
     uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
     pya_dptr last = take(&world, 60 * MIB, 16);
@@ -132,7 +135,7 @@ test_what_was_in_use_meanwhile_is_not_left(void) {
     world_fini(&world);
 }
 
-/* A program that captures again and again: what others took the memory of leaves nothing behind, not even addresses. */
+/* A program captures again and again.  A pool whose memory others took leaves nothing behind, not even addresses. */
 static void
 test_pools_come_and_go(void) {
     struct world world = {0};
@@ -146,12 +149,12 @@ test_pools_come_and_go(void) {
             take(&world, 20 * MIB, 0), take(&world, MIB, 0), take(&world, 20 * MIB, 0)};
         give(&world, inside[0]);
         give(&world, inside[2]);
-        inside[0] = take(&world, 35 * MIB, 0); /* stitched, or grown */
+        inside[0] = take(&world, 35 * MIB, 0); /* stitched or grown */
         CHECK_OK(pya_pool_end(world.heap, 0, id));
         CHECK_OK(pya_pool_release(world.heap, 0, id));
         give(&world, inside[0]);
         give(&world, inside[1]);
-        give(&world, take(&world, 60 * MIB, 0)); /* of others, who take the pool's pages */
+        give(&world, take(&world, 60 * MIB, 0)); /* by others, who take the pool's pages */
         pya_sim_query(world.sim, &state);
         CHECK(pya_pool_list(world.heap, 0, NULL, 0) <= 2);
         CHECK(state.n_ranges <= 8);
@@ -162,8 +165,8 @@ test_pools_come_and_go(void) {
     world_fini(&world);
 }
 
-/* While a pool is routed to without a capture, blocks that other streams used come back before memory grows; nothing is
- * asked of the device while one is under way. */
+/* While requests are routed to a pool without a capture, blocks that other streams used come back before memory grows.
+ * During a capture the device is asked nothing. */
 static void
 test_recorded_streams_while_routing(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -187,7 +190,7 @@ test_recorded_streams_while_routing(void) {
     }
 }
 
-/* What was freed under a capture is marked with an event when it ends, not at the next request, after later work. */
+/* Blocks freed during a capture get their event when it ends, not at the next request, after later work. */
 static void
 test_freed_under_a_capture_is_marked_at_its_end(void) {
     struct world world = {0};
@@ -204,7 +207,7 @@ test_freed_under_a_capture_is_marked_at_its_end(void) {
     world_fini(&world);
 }
 
-/* Nor what became part of a graph that was captured by hand, and was given up. */
+/* The same for an event that became part of a graph that was captured by hand: it is made anew when a capture ends. */
 static void
 test_event_of_a_graph_is_made_anew_when_a_capture_ends(void) {
     struct world world = {0};
@@ -222,7 +225,8 @@ test_event_of_a_graph_is_made_anew_when_a_capture_ends(void) {
     world_fini(&world);
 }
 
-/* A dropped pool whose memory all went to others goes with its addresses, when the next dropped one is settled. */
+/* A dropped pool whose memory all went to others is removed, with its addresses, when the next dropped pool is
+ * settled. */
 static void
 test_pool_without_memory_goes(void) {
     static const struct pya_pool_id next = {5, 6};
@@ -245,7 +249,7 @@ test_pool_without_memory_goes(void) {
     world_fini(&world);
 }
 
-/* The same where no event can be had: short of memory, the streams are waited for. */
+/* The same if no event can be recorded: when memory is short, the streams are waited for. */
 static void
 test_recorded_streams_without_events(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -265,7 +269,7 @@ test_recorded_streams_without_events(void) {
     }
 }
 
-/* Every request of the world's until one fails, and what it fails with; all goes back. */
+/* Takes blocks until a request fails, and frees them all.  Returns that request's status. */
 static pya_status
 fill_until_it_fails(struct world *world, pya_stream stream) {
     pya_dptr ptrs[64];
@@ -281,8 +285,8 @@ fill_until_it_fails(struct world *world, pya_stream stream) {
     return st;
 }
 
-/* A capture may need no memory at all; others who run short meanwhile must not wait for the device, which would break it.
- * Where even its stream is unknown, the device refuses, and that means no memory either. */
+/* A capture may request no memory at all.  Others that run short meanwhile must not wait for the device, which would
+ * break it.  If even its stream is unknown, the device refuses to wait, which also means out of memory. */
 static void
 test_capture_that_asks_for_nothing(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -308,7 +312,7 @@ test_capture_that_asks_for_nothing(void) {
     }
 }
 
-/* Nobody captures a stream that was destroyed: memory of a dropped pool is to be had all the same. */
+/* A destroyed stream captures nothing, so a dropped pool's memory can still be had. */
 static void
 test_destroyed_stream_captures_nothing(void) {
     struct world world = {0};
@@ -324,8 +328,8 @@ test_destroyed_stream_captures_nothing(void) {
     world_fini(&world);
 }
 
-/* The next pool, on another stream, takes over what a dropped one left as it lies; what it does not touch of it stays
- * everybody's, what it touches becomes its own. */
+/* The next pool, on another stream, takes over a dropped pool's memory as it lies.  What it touches becomes its own;
+ * the rest stays everybody's. */
 static void
 test_next_pool_takes_over(void) {
     static const struct pya_pool_id next = {5, 6};
@@ -356,7 +360,7 @@ test_next_pool_takes_over(void) {
     world_fini(&world);
 }
 
-/* Emptying the cache gives back what a pool in use has not touched, and nothing else of it. */
+/* Emptying the cache gives back what a pool in use has not touched, and no more of the pool. */
 static void
 test_untouched_goes_back(void) {
     static const struct pya_pool_id next = {5, 6};
@@ -374,7 +378,7 @@ test_untouched_goes_back(void) {
     world_fini(&world);
 }
 
-/* A pool that is used again has what it left itself, on the same terms. */
+/* A pool that is used again finds what it left, on the same terms. */
 static void
 test_same_pool_again(void) {
     struct world world = {0};
@@ -392,8 +396,8 @@ test_same_pool_again(void) {
     world_fini(&world);
 }
 
-/* A tensor of a dropped pool may be in use, and be freed, long after the device was waited for: that part is not taken over
- * by another stream before its work is done. */
+/* A tensor of a dropped pool may be in use, and be freed, long after the wait for the device.  No other stream takes
+ * over that part before its work is done. */
 static void
 freed_after_settling(bool begins_again) {
     static const struct pya_pool_id next = {5, 6};
@@ -439,7 +443,7 @@ begin(struct world *world, struct pya_pool_id id) {
     CHECK_OK(pya_pool_begin(world->heap, 0, id, (struct pya_stream_filter){0}));
 }
 
-/* Of several that were dropped the next pool takes over the one that left most. */
+/* Of several dropped pools, the next pool takes over the one that left most. */
 static void
 test_the_next_pool_takes_over_the_largest(void) {
     static const size_t mib[] = {20, 60, 40};
@@ -461,7 +465,7 @@ test_the_next_pool_takes_over_the_largest(void) {
     world_fini(&world);
 }
 
-/* Of two pools that want a request the one begun last gets it. */
+/* If two pools want a request, the one that began last gets it. */
 static void
 test_the_pool_begun_last_serves(void) {
     static const struct pya_pool_id inner = {1, 1};
@@ -469,7 +473,7 @@ test_the_pool_begun_last_serves(void) {
     struct pya_pool_info infos[2];
     world_init(&world, "");
     begin(&world, inner);
-    CHECK_OK(pya_pool_end(world.heap, 0, inner)); /* known for longer, begun later */
+    CHECK_OK(pya_pool_end(world.heap, 0, inner)); /* known for longer, but begun later */
     begin(&world, POOL);
     begin(&world, inner);
     (void)take(&world, 20 * MIB, 0);
@@ -483,7 +487,7 @@ test_the_pool_begun_last_serves(void) {
     world_fini(&world);
 }
 
-/* What a dropped pool has is offered to the others whatever frees it last: here a stitched block. */
+/* A dropped pool's memory is offered to others whatever frees it last: here a stitched block. */
 static void
 test_stitched_block_of_a_dropped_pool(void) {
     struct world world = {0};
@@ -525,7 +529,7 @@ test_pool_that_is_dropped_while_routed_to(void) {
     world_fini(&world);
 }
 
-/* Nobody looks for what it had afterwards. */
+/* From then on no request looks for its memory. */
 static void
 test_pool_that_goes_with_the_cache(void) {
     struct world world = {0};
