@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
@@ -23,7 +25,8 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]  # what the fixtures
 
 ROOT = Path(__file__).parent.parent
 COUNTED = "parity"  # begins the names of what a test says of the tests inside of it
-PATIENCE_S = 900  # what takes longer hangs; a loaded machine needs a tenth of it
+PATIENCE_S = 900  # a program that takes longer hangs; a loaded machine needs a tenth of it
+SOON_S = 90  # the same for what a program does at once
 # As it was before any test changed it for itself: a Python that is forked for many tests is started in one of them.
 FOUND_ENVIRONMENT = dict(os.environ)
 
@@ -50,6 +53,15 @@ def run_checked(
             f"\n--- stderr\n{done.stderr[-6000:]}"
         )
     return done
+
+
+def wait_until(is_so: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
+    """For what happens at once; process: what it depends on."""
+    deadline = time.monotonic() + SOON_S
+    while not is_so():
+        assert process is None or process.poll() is None, process.communicate(timeout=SOON_S)
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
 
 
 @cache

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S, dry_environment, run_checked
+from dry_support import PATIENCE_S, dry_environment, run_checked, wait_until
 
 
 @pytest.mark.torch
@@ -130,8 +129,7 @@ def test_what_a_stopped_step_printed_is_kept(
     wait = subprocess.Popen.wait
 
     def wait_until_begun(process: subprocess.Popen[bytes], timeout: float) -> int:
-        while "begun" not in log.read_text():
-            pass
+        wait_until(lambda: "begun" in log.read_text(), process)
         return wait(process, timeout)
 
     with monkeypatch.context() as patch:  # the time that bash takes to begin is not the step's
@@ -152,10 +150,7 @@ def test_what_a_step_leaves_running_ends_with_it(first: ModuleType, tmp_path: Pa
     """It would hold memory of the card in the steps after it."""
     code, output = first.run_limited("sleep 600 & echo $!", {}, PATIENCE_S, tmp_path / "first.log")
     assert code == 0
-    end = time.monotonic() + PATIENCE_S
-    while is_running(int(output)) and time.monotonic() < end:
-        pass
-    assert not is_running(int(output))
+    wait_until(lambda: not is_running(int(output)))
 
 
 def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
@@ -170,10 +165,8 @@ def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
         step = int(log.read_text())
         is_in_our_session = os.getsid(step) == os.getsid(0)
         program.terminate()
-    end = time.monotonic() + PATIENCE_S
-    while is_running(step) and time.monotonic() < end:
-        pass
-    assert program.returncode == 128 + signal.SIGTERM and not is_running(step)
+    wait_until(lambda: not is_running(step))
+    assert program.returncode == 128 + signal.SIGTERM
     assert is_in_our_session
 
 

@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S, dry_environment, python_for
+from dry_support import PATIENCE_S, dry_environment, python_for, wait_until
 
 from instrument.tools import MIB, pyalloc
 from pyalloc import live, trace
@@ -104,12 +103,11 @@ def served(way: str) -> dict[str, str]:
     return {live.ENABLE: "1"} if way == "socket" else {}
 
 
-def wait_for_events(path: Path) -> None:
+def wait_for_events(path: Path, program: Program) -> None:
     """Until the recording has more than how it began."""
-    part, end = path.with_name(path.name + ".part"), time.monotonic() + PATIENCE_S
+    part = path.with_name(path.name + ".part")
     first = part.stat().st_size
-    while part.stat().st_size <= first + 1000 and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_until(lambda: part.stat().st_size > first + 1000, program.child)
 
 
 @WAYS
@@ -130,7 +128,7 @@ def test_a_training_that_runs_is_recorded(tmp_path: Path, allocator: str, way: s
         assert f"  {whose}; " in said and "were already in use, by unknown lines" in said
         assert f"next: pyalloc live {pid}, or pyalloc attach {pid} --stop" in said
         assert "was not running Python code" not in said
-        wait_for_events(out)
+        wait_for_events(out, program)
         assert "is already being recorded" in pyalloc("attach", pid, "-o", out, expect=2)
         assert "is already being recorded" in pyalloc("attach", pid, "-o", two, expect=2)
         shown = " ".join(pyalloc("live", pid, "--count", 1).split())
@@ -234,9 +232,7 @@ def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        end = time.monotonic() + PATIENCE_S
-        while not list(tmp_path.glob("*/script")) and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: list(tmp_path.glob("*/script")), child)
         os.kill(program.pid, 9)
         said = child.communicate(timeout=PATIENCE_S)[1]
     assert child.returncode == 2 and f"process {program.pid} has ended in the meantime" in said
@@ -299,7 +295,7 @@ def test_a_killed_process_leaves_what_was_recorded(tmp_path: Path) -> None:
         assert child.stderr is not None
         assert child.stderr.readline().startswith("recording process")
         part = out.with_name("out.pya.part")
-        wait_for_events(out)
+        wait_for_events(out, program)
         os.kill(program.pid, 9)
         said = child.communicate(timeout=PATIENCE_S)[1]
     assert (

@@ -13,14 +13,13 @@ import socket
 import struct
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import trace
@@ -140,15 +139,10 @@ def browser() -> Iterator[Browser]:
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             told = Path(profile) / "DevToolsActivePort"
-            deadline = time.monotonic() + PATIENCE_S
-            while not told.exists() or not told.read_text().strip():
-                assert time.monotonic() < deadline, "chromium did not start"
-                time.sleep(0.05)
+            wait_until(lambda: told.exists() and told.read_text().strip(), child)
             port = told.read_text().split()[0]
-            while not (pages := _pages(port)):  # it is asked before it has one
-                assert time.monotonic() < deadline, "chromium has no page"
-                time.sleep(0.05)
-            page = Browser(pages[0])
+            wait_until(lambda: _pages(port), child)  # it is asked before it has one
+            page = Browser(_pages(port)[0])
             try:
                 yield page
             finally:
@@ -343,10 +337,8 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
                 media=media,
                 features=[{"name": "prefers-color-scheme", "value": scheme}],
             )
-            deadline = time.monotonic() + PATIENCE_S
-            while (picture_now := page.value(picture)) == drawn[-1]:  # drawn anew in other colours
-                assert time.monotonic() < deadline, (media, scheme)
-            drawn.append(picture_now)
+            wait_until(lambda: page.value(picture) != drawn[-1])  # drawn anew in other colours
+            drawn.append(page.value(picture))
             if media == "print":
                 paper = page.value("getComputedStyle(document.body).backgroundColor")
                 assert paper == "rgb(255, 255, 255)"

@@ -11,14 +11,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S, RunPython, python_for, run_checked
+from dry_support import PATIENCE_S, RunPython, python_for, run_checked, wait_until
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, live, sweeping
@@ -101,9 +100,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
         child.stdin.close()
         child.wait(timeout=PATIENCE_S)
         child.stdout.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while live.socket_path(pid).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not live.socket_path(pid).exists())
     assert pyalloc("stats", pid, expect=2) == f"pyalloc stats: there is no process {pid}\n"
     assert "-n is for files; of process" in pyalloc("stats", pid, "-n", 3, expect=2)
     assert "cannot be watched yet: run `pyalloc attach " in pyalloc("stats", os.getpid(), expect=2)

@@ -11,12 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, trace
@@ -118,9 +117,7 @@ if __name__ == "__main__":
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
     )
-    while not worker.exists() or not worker.read_text():
-        assert child.poll() is None, child.communicate()[1]
-        time.sleep(0.05)
+    wait_until(lambda: worker.exists() and worker.read_text(), child)
     child.send_signal(number)
     _, told = child.communicate(timeout=PATIENCE_S)  # until the last one that writes there is gone
     assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)

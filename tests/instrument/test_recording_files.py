@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import ALLOCATORS, MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import autorecord, recorded, recording, trace
@@ -241,11 +240,7 @@ def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str
     try:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         part = out.with_name("out.pya.part")
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if trace.analyse(part).totals["end_bytes"] == 63 * MIB:
-                break
-            time.sleep(0.2)
+        wait_until(lambda: trace.analyse(part).totals["end_bytes"] == 63 * MIB, child)
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(timeout=PATIENCE_S)

@@ -13,13 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, wait_until
 
 from pyalloc import cli, debugger, live, processes
 from pyalloc._bootstrap import injected
@@ -102,9 +101,7 @@ def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]
             capsys, str(pid)
         )
         os.kill(pid, signal.SIGSTOP)
-        end = time.monotonic() + PATIENCE_S
-        while processes._status(pid)["State"][0] != "T" and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: processes._status(pid)["State"][0] == "T")
         assert f"kill -CONT {pid}" in said(capsys, str(pid))
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -12,7 +12,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import types
 import weakref
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, wait_until
 
 from pyalloc import attached, live, mainthread, recording
 from pyalloc._bootstrap import injected, leaving
@@ -231,10 +230,11 @@ def test_a_main_thread_that_waits_is_given_up_and_not_called_later(
     ours, its = os.pipe()
 
     def work() -> None:
-        while not attached._is_idle():
-            time.sleep(0.01)
-        found.append(mainthread.run(lambda: seen.append(1), within_s, lambda: is_idle))
-        os.write(its, b"x")
+        try:
+            wait_until(attached._is_idle)
+            found.append(mainthread.run(lambda: seen.append(1), within_s, lambda: is_idle))
+        finally:
+            os.write(its, b"x")
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S, ROOT, dry_environment, python_for, run_checked, warm_python
+from dry_support import ROOT, dry_environment, python_for, run_checked, wait_until, warm_python
 
 pytestmark = pytest.mark.torch
 
@@ -64,11 +62,7 @@ def test_a_program_that_nobody_waits_for_ends() -> None:
         program = int(client.stdout.readline())
         client.send_signal(signal.SIGKILL)
         assert client.stdout.read() == ""  # until the program has closed it
-    deadline = time.monotonic() + PATIENCE_S
-    while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with pytest.raises(ProcessLookupError):
-        os.kill(program, 0)
+    wait_until(lambda: not Path(f"/proc/{program}").exists())
 
 
 @pytest.mark.parametrize(
