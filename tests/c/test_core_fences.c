@@ -1,7 +1,7 @@
-/* Fences of streams that were destroyed, come back or are many (core/fence.h). */
+/* Fences of streams that were destroyed, whose handles come back, or that are many (core/fence.h). */
 #include "streams.h"
 
-/* Where no event can be recorded the stream is waited for. */
+/* If no event can be recorded, the stream is waited for. */
 static void
 test_stream_without_events(void) {
     struct world world;
@@ -20,7 +20,8 @@ test_stream_without_events(void) {
     streams_fini(&world);
 }
 
-/* Events of the others are done when asked for.  A destroyed stream is waited for once.  From then on it costs nothing and holds up nobody. */
+/* The others' events are done when queried.  A destroyed stream is waited for once.  From then on it costs nothing and
+ * delays nobody. */
 static void
 test_destroyed_stream(void) {
     struct world world;
@@ -31,7 +32,7 @@ test_destroyed_stream(void) {
     CHECK_OK(pya_sim_use(world.sim, THREE, first, 64 * MIB));
     put(&world, first, 64 * MIB);
     pya_sim_set_destroyed(world.sim, THREE, true);
-    pya_dptr second = get(&world, 48 * MIB, TWO); /* THREE was waited for, else the sim complains */
+    pya_dptr second = get(&world, 48 * MIB, TWO); /* THREE was waited for, or the sim complains */
     CHECK(second >= first && second + 48 * MIB <= first + 64 * MIB);
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
     put(&world, second, 48 * MIB);
@@ -47,8 +48,9 @@ test_destroyed_stream(void) {
     streams_fini(&world);
 }
 
-/* A stream of another library may be destroyed at any time, and drivers were seen to crash when asked about it: it is
- * asked nothing.  Its memory and that of others go round all the same, after a wait for the device now and then. */
+/* A stream of another library may be destroyed at any time, and drivers were seen to crash when asked about such a
+ * stream, so it is asked nothing.  Its memory and that of others is reused all the same, after a wait for the device
+ * now and then. */
 static void
 test_foreign_stream(void) {
     struct world world;
@@ -59,7 +61,7 @@ test_foreign_stream(void) {
     put(&world, third, 64 * MIB);
     pya_dptr kept = get(&world, 2 * MIB, ONE);
     CHECK_OK(pya_record_stream(world.heap, kept, THREE));
-    CHECK(pya_note_foreign_stream(world.heap, THREE, 0)); /* it may have been forgotten meanwhile */
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0)); /* it may have been forgotten by now */
     put(&world, kept, 2 * MIB);
     pya_sim_set_destroyed(world.sim, THREE, true);
     size_t n_exchanged = 0;
@@ -75,8 +77,8 @@ test_foreign_stream(void) {
     streams_fini(&world);
 }
 
-/* A capture begun by hand: its stream's requests tell of it, then nothing waits.  The last one may have been before its
- * end: that is not believed for ever. */
+/* A capture that the program begins by hand: a request on its stream makes it known, and from then on nothing waits.
+ * That request may have been the last before the capture ended, so it does not count for ever. */
 static void
 test_foreign_stream_captures(void) {
     struct world world;
@@ -98,8 +100,8 @@ test_foreign_stream_captures(void) {
     streams_fini(&world);
 }
 
-/* The same where it began after the last request, and a block recorded on the stream is freed: an event would end the
- * capture once it is asked about, and so would a wait.  Also where the stream was forgotten, as one without memory is. */
+/* The same if the capture began after the last request, and a block recorded on the stream is freed: querying an event
+ * would end the capture, and so would a wait.  Also if the stream was forgotten, as one without memory is. */
 static void
 foreign_stream_captures_at_a_free(bool is_forgotten) {
     struct world world;
@@ -134,8 +136,8 @@ test_foreign_stream_captures_at_a_free(void) {
     foreign_stream_captures_at_a_free(true);
 }
 
-/* Nor need anybody say when it has ended: before a request fails, the stream is asked whether what was freed meanwhile can
- * be waited for. */
+/* Nobody need say when the capture has ended: before a request fails, the stream is asked whether blocks freed
+ * meanwhile can be waited for. */
 static void
 foreign_stream_captured_before_a_large_request(bool no_vmm) {
     pya_dptr failed;
@@ -161,7 +163,7 @@ test_foreign_stream_captured_before_a_large_request(void) {
 
 static const struct pya_pool_id POOL = {3, 4};
 
-/* As torch's: those of one stream, while it is captured. */
+/* Like torch's filter: requests of one stream, while it is captured. */
 struct capture {
     pya_stream stream;
     bool is_on;
@@ -189,8 +191,8 @@ capture_end(struct world *world, struct capture *capture) {
     CHECK_OK(pya_pool_end(world->heap, 0, POOL));
 }
 
-/* A conditional node's body is captured on a stream of its own, of which nobody says when it ends; but it ends before the
- * graph, whose stream tells.  Nor does the body's stream hold up the others afterwards. */
+/* The body of a conditional node is captured on a stream of its own, and nobody says when that ends.  But it ends
+ * before the graph, whose stream tells.  Afterwards the body's stream delays nobody. */
 static void
 test_foreign_stream_of_a_conditional_node(void) {
     struct world world;
@@ -207,7 +209,7 @@ test_foreign_stream_of_a_conditional_node(void) {
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
     capture_end(&world, &body);
     pya_sim_set_destroyed(world.sim, THREE, true);
-    CHECK_OK(pya_empty_cache(world.heap, 0)); /* the graph goes on */
+    CHECK_OK(pya_empty_cache(world.heap, 0)); /* the graph's capture goes on */
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
     pya_sim_set_capturing(world.sim, ONE, false);
     put(&world, get(&world, 64 * MIB, TWO), 64 * MIB);
@@ -224,8 +226,8 @@ test_foreign_stream_of_a_conditional_node(void) {
     streams_fini(&world);
 }
 
-/* Between the word that a capture is to come and its beginning nothing is waited for either, which might end it; but one
- * that failed to begin, or has failed since, is not waited for. */
+/* Between the announcement of a capture and its beginning nothing is waited for either, because a wait might end it.  A
+ * capture that failed, at its beginning or later, prevents no wait. */
 static void
 test_announced_capture(void) {
     struct world world;
@@ -254,7 +256,7 @@ test_announced_capture(void) {
     streams_fini(&world);
 }
 
-/* While it holds blocks it counts, and is waited for ever more rarely; its work is respected. */
+/* As long as the stream holds blocks, it counts.  It is waited for ever more rarely, and its work is respected. */
 static void
 test_foreign_stream_in_use(void) {
     struct world world;
@@ -268,7 +270,7 @@ test_foreign_stream_in_use(void) {
         pya_sim_finish(world.sim, ONE);
         CHECK_OK(pya_sim_use(world.sim, THREE, first, 64 * MIB));
         put(&world, first, 64 * MIB);
-        for (int k = i; k < i + 2; k++) { /* the sim complains if it is still used */
+        for (int k = i; k < i + 2; k++) { /* the sim complains if the memory is still in use */
             kept[k] = get(&world, 40 * MIB, TWO);
             pya_sim_finish(world.sim, ONE);
             pya_sim_finish(world.sim, TWO);
@@ -283,7 +285,7 @@ test_foreign_stream_in_use(void) {
     streams_fini(&world);
 }
 
-/* A new stream may get the handle of a destroyed one: it counts from the moment it asks for memory or is recorded. */
+/* A new stream may get the handle of a destroyed one.  It counts from its first request or record_stream() on. */
 enum hearing { HEAR_REQUEST, HEAR_RECORD, HEAR_RECORD_AGAIN, HEAR_RECORD_OTHER, HEAR_RECORD_OWN };
 
 static void
@@ -314,7 +316,7 @@ stream_is_reborn(enum hearing how) {
     put(&world, first, 128 * MIB);
     pya_dptr next[4];
     for (int i = 0; i < 4; i++) {
-        next[i] = get(&world, 64 * MIB, TWO); /* not of that memory, else the sim complains */
+        next[i] = get(&world, 64 * MIB, TWO); /* from other memory, or the sim complains */
         pya_sim_finish(world.sim, ONE);
         pya_sim_finish(world.sim, TWO);
         CHECK(next[i] + 64 * MIB <= first || next[i] >= first + 128 * MIB);
@@ -341,8 +343,9 @@ test_stream_is_reborn(void) {
     }
 }
 
-/* What is freed there after the stream went may be in use by a new stream of that handle which never asked for memory.
- * It stays until all was waited for, which is done ever more rarely; the others go on meanwhile. */
+/* Memory freed on a handle after its stream was destroyed may be in use by a new stream of that handle that never
+ * requested any.  It stays until the device was waited for, which is done ever more rarely.  The others go on
+ * meanwhile. */
 static void
 test_destroyed_stream_leaves_blocks(void) {
     enum { N = 33 };
@@ -358,15 +361,15 @@ test_destroyed_stream_leaves_blocks(void) {
     for (size_t i = 0; i < N; i++) {
         CHECK_OK(pya_sim_use(world.sim, THREE, blocks[i], 8 * MIB));
         put(&world, blocks[i], 8 * MIB);
-        (void)exchange(&world); /* never of what THREE still uses, else the sim complains */
+        (void)exchange(&world); /* never of what THREE still uses, or the sim complains */
     }
     CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) <= 10);
-    CHECK(
-        reserved(&world) <= (8 * N + 64 + 32) * MIB); /* ONE and TWO made do with the same 64 MiB */
+    CHECK(reserved(&world) <= (8 * N + 64 + 32) * MIB); /* ONE and TWO share 64 MiB */
     streams_fini(&world);
 }
 
-/* A block recorded on a stream that was destroyed before the block was freed comes back, though no event can tell. */
+/* A block recorded on a stream that was destroyed before the block was freed comes back, though no event can tell
+ * when. */
 static void
 test_recorded_on_destroyed_stream(void) {
     struct world world;
@@ -385,7 +388,7 @@ test_recorded_on_destroyed_stream(void) {
     streams_fini(&world);
 }
 
-/* Streams may be many: what asking them costs is shared out over the requests. */
+/* With many streams, the cost of asking them is spread over the requests. */
 static void
 test_many_streams(void) {
     enum { N = 400, ROUNDS = 200, FROM = 1000 };
@@ -397,7 +400,7 @@ test_many_streams(void) {
         give(&world, take(&world, 512, FROM + i));
     }
     pya_sim_query(world.sim, &before);
-    for (size_t i = 0; i < ROUNDS; i++) { /* each asks for more than there is */
+    for (size_t i = 0; i < ROUNDS; i++) { /* each larger than any free memory */
         give(&world, take(&world, (64 + 2 * i) * MIB, ONE));
         give(&world, take(&world, (64 + 2 * i) * MIB, TWO));
     }
@@ -406,13 +409,13 @@ test_many_streams(void) {
         PYA_SIM_IS_CAPTURING, PYA_SIM_EVENT_RECORD, PYA_SIM_EVENT_QUERY};
     for (size_t i = 0; i < 3; i++) {
         uint64_t n = after.n_calls[asking[i]] - before.n_calls[asking[i]];
-        CHECK(n > 0 && n <= (i == 0 ? 2 : 1) * (2 * ROUNDS * 16 + 2 * N)); /* twice a record */
+        CHECK(n > 0 && n <= (i == 0 ? 2 : 1) * (2 * ROUNDS * 16 + 2 * N)); /* two for each record */
     }
     CHECK(stat_of(world.heap, 0, "pyalloc_page_transfers") > 0);
     streams_fini(&world);
 }
 
-/* A destroyed stream's handle may come back as another device's stream, where events made before are of no use. */
+/* A destroyed stream's handle may come back as a stream of another device, where the earlier events are of no use. */
 static void
 test_handle_comes_back_elsewhere(void) {
     struct world world;
@@ -433,7 +436,8 @@ test_handle_comes_back_elsewhere(void) {
     streams_fini(&world);
 }
 
-/* The event of a stream that has not passed yet is lost, and there is no other: the stream is waited for instead. */
+/* If the only event of a stream with unfinished work is lost, and no other can be had, the stream is waited for
+ * instead. */
 static void
 test_event_is_lost_while_open(void) {
     struct world world;
@@ -442,7 +446,7 @@ test_event_is_lost_while_open(void) {
     put(&world, first, 64 * MIB);
     pya_dptr second = get(&world, 48 * MIB, TWO);
     pya_sim_finish(world.sim, ONE);
-    pya_dptr third = get(&world, 48 * MIB, TWO); /* which is the only one that has not passed */
+    pya_dptr third = get(&world, 48 * MIB, TWO); /* now the only stream with unfinished work */
     CHECK(third >= first && third + 48 * MIB <= first + 64 * MIB);
     put(&world, get(&world, 64 * MIB, ONE), 64 * MIB);
     pya_sim_finish(world.sim, ONE);
@@ -470,8 +474,8 @@ record_out_of_a_graph(struct pya_device *dev, pya_event event, pya_stream stream
     return world_opened.ops->event_record(dev, event, stream);
 }
 
-/* Where another thread begins to capture a stream in the moment in which its event is recorded, the event never tells anything
- * until it is recorded again. */
+/* If another thread begins to capture a stream just as its event is recorded, the event never completes until it is
+ * recorded again. */
 static void
 test_event_became_part_of_a_graph(void) {
     struct world world;
@@ -493,14 +497,14 @@ test_event_became_part_of_a_graph(void) {
     streams_fini(&world);
 }
 
-/* Programs empty the cache in every step, also where nothing is free. */
+/* Programs empty the cache in every step, even if nothing is free.  Then there is no wait. */
 static void
 test_nothing_to_give_back_is_not_waited_for(void) {
     struct world world;
     streams_init(&world, PYA_SIM_WORK_DELAYED);
     pya_dptr kept = get(&world, MIB, ONE);
     pya_dptr used = get(&world, 8 * MIB, ONE);
-    CHECK_OK(pya_empty_cache(world.heap, 0)); /* of what was made with them */
+    CHECK_OK(pya_empty_cache(world.heap, 0)); /* gives back what was reserved beyond them */
     const uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
     const size_t n_reserved = reserved(&world);
     CHECK_OK(pya_empty_cache(world.heap, 0));
@@ -516,13 +520,13 @@ test_nothing_to_give_back_is_not_waited_for(void) {
     CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) > n_waits);
     const size_t n_left = reserved(&world);
     CHECK(n_left < n_reserved);
-    CHECK_OK(pya_empty_cache(world.heap, 0)); /* the page that was refused */
+    CHECK_OK(pya_empty_cache(world.heap, 0)); /* now the page goes whose release failed */
     CHECK(reserved(&world) < n_left);
     put(&world, kept, MIB);
     streams_fini(&world);
 }
 
-/* What is free in a pool in use stays there: waiting would make no difference. */
+/* Free memory of a pool in use stays there, so emptying the cache does not wait for it. */
 static void
 test_a_pool_in_use_gives_nothing_back(void) {
     struct world world;
@@ -544,8 +548,8 @@ test_a_pool_in_use_gives_nothing_back(void) {
     streams_fini(&world);
 }
 
-/* A block that was freed while its recorded stream is captured is asked about ever more rarely, but not the more rarely for what
- * there was before an event told again. */
+/* A block freed while its recorded stream is captured is asked about ever more rarely.  That interval starts anew once
+ * an event has completed. */
 static void
 test_captured_again(void) {
     struct world world;

@@ -1,11 +1,12 @@
-/* Which free run a request gets: the smallest that is large enough, of every size a card can have. */
+/* Which free run a request gets: the smallest that is large enough, for every size that a card can have. */
 #include "core/move.h"
 #include "world.h"
 
 #define KIB ((size_t)1 << 10)
 #define GIB ((size_t)1 << 30)
 
-/* Small and large, alike but for one step, and beyond the largest size that has a treap of its own.  Ascending. */
+/* In ascending order: small and large sizes, neighbours that differ by one step, and sizes beyond the largest that has
+ * a treap of its own. */
 static const size_t sizes[] = {
     4 * KIB,       768 * KIB,      1 * MIB - 512, 1 * MIB,        1 * MIB + 512, 3 * MIB,
     3 * MIB + 512, 3 * MIB + 1024, 30 * MIB,      30 * MIB + 512, 50 * MIB,      GIB,
@@ -28,7 +29,7 @@ test_smallest_run_is_taken(void) {
     pya_dptr holes[N_SIZES];
     pya_dptr between[N_SIZES];
     world_init(&world, "");
-    /* In no order of size; what lies between them keeps them apart. */
+    /* Made in no order of size, with a live block between two runs. */
     for (size_t i = 0; i < N_SIZES; i++) {
         size_t k = i * 7 % N_SIZES;
         holes[k] = take(&world, sizes[k], 0);
@@ -37,7 +38,7 @@ test_smallest_run_is_taken(void) {
     for (size_t i = 0; i < N_SIZES; i++) {
         give(&world, holes[i * 5 % N_SIZES]);
     }
-    give(&world, take(&world, 512, 0)); /* none is put aside for a request of its size */
+    give(&world, take(&world, 512, 0)); /* no run is put aside for a request of its size */
     for (size_t i = 0; i < N_SIZES; i++) {
         for (size_t less = 0; less <= 1024; less += 512) {
             size_t bytes = sizes[i] - less;
@@ -54,7 +55,7 @@ test_smallest_run_is_taken(void) {
     world_fini(&world);
 }
 
-/* Of runs of one size the lowest. */
+/* Of runs of equal size, the lowest. */
 static void
 test_lowest_of_equals(void) {
     static const size_t equal[] = {64 * KIB, 5 * MIB, 40 * MIB};
@@ -85,7 +86,7 @@ test_lowest_of_equals(void) {
     world_fini(&world);
 }
 
-/* Of all free pages the lowest, however many are asked for and in whatever order they became free. */
+/* Of all free pages, the lowest, however many are requested and in whatever order they became free. */
 static void
 test_lowest_pages_are_picked(void) {
     enum { N = 60, N_EACH = 9 };
@@ -96,14 +97,14 @@ test_lowest_pages_are_picked(void) {
     size_t n_pages = 0;
     size_t n;
     uint64_t seed = check_seed();
-    world_init(&world, "memory:tight"); /* without grains, which may have to be passed over */
+    world_init(&world, "memory:tight"); /* without grains, which the pick may have to pass over */
     for (size_t i = 0; i < 2 * (size_t)N; i++) {
         ptrs[i] = take(&world, i % 2 != 0 ? 512 : MIB + check_below(&seed, 32) * (MIB / 2), 0);
     }
     for (size_t i = 0; i < N; i++) {
         give(&world, ptrs[2 * (i * 7 % N)]);
     }
-    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* none is put aside */
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* no run is put aside */
     struct pya_arena *arena = pya_heap_open_card(world.heap, 0)->common;
     const struct pya_range *range = arena->ranges;
     struct pya_block *except = NULL;
@@ -128,7 +129,7 @@ test_lowest_pages_are_picked(void) {
     world_fini(&world);
 }
 
-/* A run alone that has links would leave its ring as one of two would. */
+/* A run that is alone in its ring but has links would leave the ring as if it were one of two. */
 static void
 test_links_of_one_alone_are_noticed(void) {
     static struct pya_fit fit;

@@ -1,20 +1,21 @@
-/* Grains where memory is short: what is free is enough, and whatever its grains are it serves. */
+/* Grains when memory is short: free memory that is enough serves the request, whatever grains it is in. */
 #include "pools.h"
 #include "streams.h"
 
 #define GIB ((size_t)1 << 30)
 
-/* Another process has the rest of the card: of what is left the last quarter comes in grains too. */
+/* Another process has the rest of the card, so the last quarter of what is left comes in grains too. */
 static void
 shortage_init(struct world *world, const char *options, size_t bytes) {
     world->config =
         (struct pya_sim_config){.capacity_bytes = 2 * bytes, .address_bytes = (uint64_t)1 << 36};
     world_init(world, options);
-    CHECK_OK(pya_reserve(world->heap, 0, 0, 0)); /* opens it */
+    CHECK_OK(pya_reserve(world->heap, 0, 0, 0)); /* opens the card */
     pya_sim_set_capacity(world->sim, bytes);
 }
 
-/* A growth that failed found out how many pages the device has, whole grains or not: all of them are still asked for. */
+/* A growth that failed found out how many pages the device has, whole grains or not.  All of them are still
+ * requested. */
 static void
 test_what_the_device_has_is_used_up(void) {
     enum { N = 28, N_LEFT = 100 };
@@ -37,8 +38,8 @@ test_what_the_device_has_is_used_up(void) {
     world_fini(&world);
 }
 
-/* Every second one of 64 grains is free and nothing else.  Each of a request's pages is, so it must not fail because what it
- * lacks beside whole grains is less than one. */
+/* Every second one of 64 grains is free, and nothing else.  A request for less than what is free must not fail only
+ * because the part beyond whole grains is smaller than a grain. */
 static void
 reserve_every_second_grain(struct world *world, pya_stream stream) {
     enum { N = 128, N_GRAIN = 16 };
@@ -63,11 +64,11 @@ test_grains_serve_less_than_one(void) {
     CHECK_EQ(stat_of(world.heap, 0, "num_ooms"), 0);
     CHECK(
         reserved(&world) >=
-        4 * GIB - 64 * PYA_PAGE); /* not all that is free was given back for it */
+        4 * GIB - 64 * PYA_PAGE); /* not all the free memory was given back for it */
     world_fini(&world);
 }
 
-/* The same from one stream to another, to the last page. */
+/* The same from one stream to another, down to the last page. */
 static void
 test_streams_are_served_from_larger_grains(void) {
     struct world world = {0};
@@ -81,7 +82,8 @@ test_streams_are_served_from_larger_grains(void) {
     world_fini(&world);
 }
 
-/* Another process takes what is given back, so that nothing comes in smaller grains: then a whole one more goes over. */
+/* Another process takes what is given back, so no smaller grains can be made.  Then one more whole grain changes
+ * hands. */
 static void
 test_larger_grains_serve_as_they_are_where_none_can_be_made(void) {
     struct world world = {0};
@@ -94,7 +96,8 @@ test_larger_grains_serve_as_they_are_where_none_can_be_made(void) {
     world_fini(&world);
 }
 
-/* Behind a stitched range five pages lack, which the free grain of 16 cannot be; two of those are what is wanted. */
+/* A stitched range is five pages short.  The free grain of 16 cannot be five, so the range is not extended: the two
+ * grains of 16 serve. */
 static void
 test_a_range_is_extended_only_where_it_helps(void) {
     enum { N = 6 };
@@ -217,7 +220,7 @@ test_left_grains_wait_for_a_larger_request(void) {
     pool_end(&world);
     give(&world, ptr);
     CHECK_OK(pya_pool_release(world.heap, 0, POOL));
-    CHECK_OK(pya_trim(world.heap, 0, 4 * GIB + 255 * PYA_PAGE)); /* settles */
+    CHECK_OK(pya_trim(world.heap, 0, 4 * GIB + 255 * PYA_PAGE)); /* settles the pool */
     CHECK_OK(pya_pool_retain(world.heap, 0, heir, false));
     CHECK_OK(pya_pool_begin(world.heap, 0, heir, (struct pya_stream_filter){0}));
     (void)take(&world, 512, 0);
@@ -230,7 +233,7 @@ test_left_grains_wait_for_a_larger_request(void) {
     world_fini(&world);
 }
 
-/* A stitched range shows pages that another stream took over: they are not this arena's free ones, of which it has fewer. */
+/* Pages that a stitched range shows but that another stream took over do not count as free pages of this arena. */
 static void
 test_pages_of_a_range_count_where_they_are(void) {
     enum { N = 10, N_ALL = 64 };
@@ -256,7 +259,7 @@ test_pages_of_a_range_count_where_they_are(void) {
     struct pya_card *card = world.heap->cards.open[0];
     pya_lock_acquire(&card->lock);
     for (struct pya_arena *a = card->common; a != NULL; a = a->next_common) {
-        a->transfer_debt_ns = 1e18; /* so that the range comes first */
+        a->transfer_debt_ns = 1e18; /* so that the range is tried first */
     }
     pya_lock_release(&card->lock);
     CHECK_EQ(pya_alloc(world.heap, 0, (N + 2) * PYA_PAGE, 0, &ptr), PYA_E_NOMEM);
@@ -265,7 +268,7 @@ test_pages_of_a_range_count_where_they_are(void) {
     world_fini(&world);
 }
 
-/* Grains that come late, where memory may soon be short, is short, or lies about in broken grains, would only be broken too. */
+/* Grains made late would only be broken: when memory may soon be short, is short, or lies in many broken grains. */
 static void
 take_in_single_pages(struct world *world, size_t n_pages) {
     uint64_t n_made = calls(world, PYA_SIM_PAGE_CREATE);

@@ -1,4 +1,4 @@
-/* Pages behind one handle: when they come, that they are mapped and given back as a whole, and what they cost. */
+/* Pages behind one handle: when they are made, that they are mapped and given back as a whole, and what they cost. */
 #include "fault.h"
 #include "sender.h"
 #include "sweep.h"
@@ -11,7 +11,7 @@ made(struct world *world) {
     return calls(world, PYA_SIM_PAGE_CREATE);
 }
 
-/* A large program has few handles, a small one, and one that wants the last page, a handle for each page. */
+/* A large program has few handles.  A small one, and one that wants the last page, has a handle for each page. */
 static void
 test_large_programs_have_few_handles(void) {
     static const struct {
@@ -39,12 +39,13 @@ test_large_programs_have_few_handles(void) {
     }
 }
 
-/* What a program loads comes in grains long before what it makes later, as nothing of it goes: until something is freed. */
+/* What a program loads comes in grains much earlier than what it makes later, because none of it is freed.  That ends
+ * with the first free. */
 static void
 test_what_is_loaded_has_few_handles(void) {
     static const struct {
         bool is_loading;
-        size_t n_handles; /* of the last 160 pages, 384 MiB were there */
+        size_t n_handles; /* of the last 160 pages; 384 MiB were there */
     } cases[] = {{true, 40}, {false, 160}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct world world = {.config = {.capacity_bytes = 32 * GIB}};
@@ -94,8 +95,8 @@ test_those_of_a_layout_come_at_once(void) {
     world_fini(&world);
 }
 
-/* What such a program asks for beyond its layout lies behind it.  An emptied cache is made good there too, and no further than
- * to what lies above. */
+/* What such a program requests beyond its layout lies behind it.  After the cache was emptied, the layout's memory is
+ * made again where it was, and no further than what lies above. */
 static void
 test_what_lies_behind_a_layout_comes_back(void) {
     const size_t bytes = 1536 * MIB;
@@ -123,7 +124,7 @@ test_what_lies_behind_a_layout_comes_back(void) {
     world_fini(&world);
 }
 
-/* Every second one of blocks of 32 MiB is free: a request for all of that is served by their grains as they are. */
+/* Every second block of 32 MiB is free.  A request for all of that is served by their grains as they are. */
 static void
 test_whole_grains_are_stitched(void) {
     enum { N = 256 };
@@ -149,7 +150,7 @@ test_whole_grains_are_stitched(void) {
     world_fini(&world);
 }
 
-/* As many free pages as a grain has, but of two grains in which live blocks sit: another grain goes. */
+/* As many pages are free as a grain has, but in two grains with live blocks: another grain is given back. */
 static void
 test_a_grain_that_begins_below_a_run_stays(void) {
     struct world world = {.config = {.capacity_bytes = 32 * GIB}};
@@ -171,7 +172,7 @@ test_a_grain_that_begins_below_a_run_stays(void) {
     world_fini(&world);
 }
 
-/* Of grains that live blocks sit in one gives its free start: what lacks is made. */
+/* Of grains with live blocks, one gives its free start; only the missing pages are made. */
 static void
 test_broken_grains_stay(void) {
     enum { N = 64 };
@@ -203,7 +204,7 @@ test_broken_grains_stay(void) {
     world_fini(&world);
 }
 
-/* Grains go whole: at least what is to go, unless that would take what is reserved for good. */
+/* Grains are given back whole: at least what was requested, unless that would take what is reserved for good. */
 static void
 test_a_little_is_trimmed(void) {
     struct world world = {.config = {.capacity_bytes = 32 * GIB}};
@@ -217,7 +218,7 @@ test_a_little_is_trimmed(void) {
     world_fini(&world);
 }
 
-/* What is written at one address is there at the others, through grains and single pages in one range. */
+/* What is written at one address is read at the others, through grains and single pages in one range. */
 static void
 test_bytes_are_the_same(void) {
     enum { N = 40 };
@@ -243,7 +244,7 @@ test_bytes_are_the_same(void) {
         CHECK_EQ(words[i * (PYA_PAGE / 4)], (unsigned)i + 1);
         CHECK_EQ(words[(i + 1) * (PYA_PAGE / 4) - 1], (unsigned)i + 1001);
     }
-    for (size_t i = 1; i < N; i += 2) { /* nobody else's bytes */
+    for (size_t i = 1; i < N; i += 2) { /* no bytes of others */
         CHECK_EQ(*(volatile unsigned *)(uintptr_t)ptrs[i], 0);
     }
     /* The same through another process's mapping. */
@@ -266,8 +267,8 @@ test_bytes_are_the_same(void) {
     world_fini(&world);
 }
 
-/* Blocks of all sizes come and go on three streams, through stitching, moving, streams that take over from one another
- * and collection; grains stay whole. */
+/* Blocks of all sizes come and go on three streams, with stitching, moving, takeovers between streams, and collection.
+ * Grains stay whole. */
 static void
 random_program(struct world *world, uint64_t seed, int n_operations) {
     enum { N = 48 };

@@ -1,5 +1,5 @@
-/* Out of memory in earnest: no random program is told so while what is free, in whole grains, and what can still be made are
- * as much as it asks for.  On more than one stream, with limits, and beside another process. */
+/* Real shortage: no random program is out of memory as long as its free whole grains and the pages that can still be
+ * made are as much as it requests.  On several streams, with limits, and beside another process. */
 #include "core/move.h"
 #include "world.h"
 
@@ -8,8 +8,8 @@
 struct tally {
     size_t n_ooms;
     size_t n_false;
-    size_t n_broken;  /* pages of broken grains would have done */
-    size_t n_grained; /* where there were larger grains at all */
+    size_t n_broken;  /* enough with the pages of broken grains */
+    size_t n_grained; /* if there were larger grains at all */
 };
 
 /* pya_alloc() just failed. */
@@ -35,7 +35,7 @@ tally_oom(struct tally *tally, struct world *world, size_t bytes) {
     tally->n_broken += n_free + room / PYA_PAGE >= n_wanted;
 }
 
-/* Of the card's memory a share is another process's. */
+/* Another process has a share of the card's memory. */
 static void
 random_program(struct tally *tally, const char *options, uint64_t seed, int n_operations) {
     enum { N = 96 };

@@ -1,11 +1,13 @@
-/* Memory wanted anew, a little larger each time, or by pools that come and go: what it takes in the long run. */
+/* Memory requested anew, a little larger each time, or by pools that come and go: how much that reserves in the long
+ * run. */
 #include "fault.h"
 #include "sweep.h"
 #include "world.h"
 
 enum { STEPS = 120 };
 
-/* One tensor that grows, each new one made while the old one lives, small ones between.  *last is what is left. */
+/* One tensor that grows: each new one is made while the old one lives, with small ones between.  *last: the one that is
+ * left. */
 static pya_status
 grow(struct world *world, int n_steps, pya_dptr *last) {
     pya_status st = PYA_OK;
@@ -33,13 +35,13 @@ test_growing_tensor_is_extended(void) {
     uint64_t n_pages = calls(&world, PYA_SIM_PAGE_CREATE);
     CHECK(reserved(&world) <= peak_live + peak_live / 16);
     CHECK(calls(&world, PYA_SIM_MAP) <= 4 * n_pages);
-    CHECK(stat_of(world.heap, 0, "pyalloc_stitches") > STEPS / 8); /* a longer one is one more */
+    CHECK(stat_of(world.heap, 0, "pyalloc_stitches") > STEPS / 8); /* a longer range is one more */
     give(&world, last);
     world_fini(&world);
 }
 
-/* Every layer leaves a hole and wants more than it: while live memory rises the hole is soon filled all the same, so that
- * nothing is gained by stitching it; hardly any memory lies idle in the end. */
+/* Every layer leaves a hole and wants more than it.  While live memory rises, the hole is soon filled anyway, so
+ * stitching it gains nothing; in the end hardly any memory is idle. */
 static void
 test_rising_memory_is_not_stitched(void) {
     enum { LAYERS = 60 };
@@ -65,8 +67,8 @@ test_rising_memory_is_not_stitched(void) {
 
 enum { LAYERS = 12 };
 
-/* A training of a dozen layers, none of which keeps what it computes between: backward computes it again, up to 64 MiB a
- * piece where 700 are live; another length in each step. */
+/* A training with a dozen layers, none of which keeps its intermediate results: backward computes them again, up to 64
+ * MiB at a time while 700 MiB are live.  Each step has another length. */
 struct checkpointed {
     struct world *world;
     size_t wide, narrow; /* bytes */
@@ -131,7 +133,7 @@ checkpointed_step(struct checkpointed *c, bool is_first) {
     }
 }
 
-/* Each growth alone is cheap beside stitching so much; together they came to a quarter of what is live. */
+/* Each growth alone is cheap compared with stitching that much.  Together they came to a quarter of what is live. */
 static void
 test_large_requests_of_a_small_program(void) {
     struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
@@ -159,7 +161,8 @@ test_large_requests_of_a_small_program(void) {
     world_fini(&world);
 }
 
-/* What is asked for again and again in the place of what left holes: a range that comes back, not pages moved each time. */
+/* What is requested again and again in place of freed blocks: one range that comes back, not pages that move each
+ * time. */
 static void
 test_repeated_tensors_settle(void) {
     enum { TENSORS = 6, ROUNDS = 24 };
@@ -188,7 +191,8 @@ test_repeated_tensors_settle(void) {
     world_fini(&world);
 }
 
-/* A stitched block has its last page to itself: blocks a little larger than so many pages are not stitched without end. */
+/* A stitched block has its last page to itself, so blocks a little larger than a number of pages are not stitched
+ * without end. */
 static void
 test_ranges_waste_little(void) {
     enum { HOLES = 40, BLOCKS = 12 };
@@ -233,7 +237,8 @@ test_little_memory_grows_slowly(void) {
     world_fini(&world);
 }
 
-/* Where there are no addresses for room behind it a range is as long as it must be: the home takes most of them. */
+/* If there are no addresses for room behind it, a range is only as long as it must be: the home takes most
+ * addresses. */
 static bool
 stitches_with(uint64_t address_bytes) {
     struct world world = {.config = {.capacity_bytes = 512 * MIB, .address_bytes = address_bytes}};
@@ -258,15 +263,15 @@ stitches_with(uint64_t address_bytes) {
 static void
 test_scarce_addresses(void) {
     CHECK(stitches_with((uint64_t)1 << 40));
-    /* The home takes twice the card; 60 MiB are left but not 120. */
+    /* The home takes twice the card.  60 MiB of addresses are left, but not 120. */
     for (uint64_t mib = 1024 + 60; mib < 1024 + 120; mib += 4) {
         CHECK(stitches_with(mib * MIB));
     }
     CHECK(!stitches_with((1024 + 58) * MIB)); /* and is served nevertheless */
 }
 
-/* Pools that are captured into, dropped and followed by others, eager work in between: what one leaves serves the next,
- * however often. */
+/* Pools are captured into, dropped and succeeded by others, with eager work in between.  What one leaves serves the
+ * next, however often. */
 static void
 test_pools_come_and_go(void) {
     struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
@@ -323,7 +328,8 @@ test_sweep(void) {
     sweep_all(sweep_once, "memory:tight");
 }
 
-/* A request for more than there is makes what there is once, to see that it is not enough, whatever is tried then. */
+/* A request for more than there is makes the remaining memory once, to see that it is not enough, whatever is tried
+ * afterwards. */
 static void
 test_memory_is_made_in_vain_once(void) {
     enum { N_LIVE = 16, N_CACHED = 6 };
@@ -355,7 +361,7 @@ test_memory_is_made_in_vain_once(void) {
     world_fini(&world);
 }
 
-/* A driver that keeps its tables of mappings in the card's own memory, of which it needs some more for each mapping. */
+/* A driver that keeps its mapping tables in the card's own memory, and needs more of it for each mapping. */
 static pya_status
 map_if_room(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t n_pages) {
     size_t free_bytes;
@@ -364,7 +370,8 @@ map_if_room(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t 
     return free_bytes == 0 ? PYA_E_NOMEM : world_opened.ops->map(dev, addr, page, n_pages);
 }
 
-/* On a full card there is no room for a mapping, though much is free in pieces: some of it goes back to the driver. */
+/* On a full card there is no room for a mapping, though much memory is free in pieces: some of it goes back to the
+ * driver. */
 static void
 test_mappings_need_memory_too(void) {
     enum { N = 32 };
@@ -389,8 +396,8 @@ test_mappings_need_memory_too(void) {
     world_fini(&world);
 }
 
-/* memory:tight saves the last percent only as long as that takes little time: where ranges are stitched over and over for what
- * never comes again, a little more memory is made instead. */
+/* memory:tight saves the last percent only if that takes little time.  If ranges are stitched over and over for
+ * requests that never come again, a little more memory is made instead. */
 static void
 test_tight_gives_way(void) {
     struct world world = {.config = {.capacity_bytes = (size_t)64 << 30}};
@@ -414,7 +421,7 @@ test_tight_gives_way(void) {
     world_fini(&world);
 }
 
-/* Above the level what two streams left goes for a new segment, where that of one is not enough. */
+/* Above the level, what two streams left is given back for a new segment, if what one left is not enough. */
 static void
 test_segments_of_several_make_room(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};

@@ -1,5 +1,5 @@
-/* The whole allocator on the simulated device: random operations against a naive model, the same with faults,
- * and the promises of pyalloc.h one by one. */
+/* The whole allocator on the simulated device: random operations against a naive model, the same with faults, and each
+ * promise of pyalloc.h. */
 #include <pthread.h>
 
 #include "check.h"
@@ -51,7 +51,7 @@ world_init(struct world *world, const char *text) {
     CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
 }
 
-/* The heap gives everything back, and the device was used by its rules throughout. */
+/* The heap gives everything back, and the device saw no violation. */
 static void
 world_fini(struct world *world) {
     for (int d = 0; d < N_DEVICES; d++) {
@@ -152,7 +152,7 @@ fuzz_rare(struct fuzz *fuzz) {
     CHECK(st == PYA_OK || (fuzz->faulty && fuzz_may_fail(st)));
 }
 
-/* Every page in exactly one segment, every live block in one, the sums as the statistics say. */
+/* Each page is in exactly one segment, each live block in one, and the sums match the statistics. */
 static void
 fuzz_check_snapshot(struct fuzz *fuzz) {
     struct pya_snapshot snap;
@@ -182,7 +182,7 @@ fuzz_check_snapshot(struct fuzz *fuzz) {
     pya_snapshot_fini(&snap);
 }
 
-/* The quick ways to some of them tell the same. */
+/* The shortcuts to some of them return the same. */
 static void
 fuzz_check_quick_stats(struct fuzz *fuzz, int device, const int64_t values[PYA_N_STATS]) {
     struct pya_heap *heap = fuzz->world.heap;
@@ -200,7 +200,7 @@ fuzz_check_quick_stats(struct fuzz *fuzz, int device, const int64_t values[PYA_N
     CHECK_EQ(total, stat_of(heap, device, "reserved_bytes.all.current"));
 }
 
-/* No statistic is ever negative; with nothing alive and nothing cached none of something that is there is left. */
+/* No statistic is negative.  With nothing alive and nothing cached, every current value is 0. */
 static void
 fuzz_check_stats(struct fuzz *fuzz, int device, bool is_empty) {
     int64_t values[PYA_N_STATS];
@@ -225,7 +225,7 @@ fuzz_check(struct fuzz *fuzz) {
     for (int d = 0; d < N_DEVICES; d++) {
         CHECK_EQ(pya_heap_check(fuzz->world.heap, d), 0);
         size_t allocated = (size_t)stat_of(fuzz->world.heap, d, "allocated_bytes.all.current");
-        /* Plain segments are not split to the last byte, as torch's are not. */
+        /* Like torch's, plain segments are not split down to the last byte. */
         CHECK(
             fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
                                       : allocated == fuzz->live_bytes[d]);
@@ -312,7 +312,7 @@ test_fuzz_balanced(void) {
     fuzz_run("", check_budget(20000), 97, false);
 }
 
-/* The full million where a step costs microseconds; sanitizers get a share of it. */
+/* The full million if a step costs microseconds; a share of it under sanitizers. */
 static void
 test_fuzz_million(void) {
     if (check_is_slow()) {
@@ -327,7 +327,7 @@ enum { N_THREADS = 8, N_SHELF = 64 };
 
 struct shelf {
     struct world *world;
-    pya_dptr ptrs[N_SHELF]; /* atomic exchange: whoever takes a pointer frees it */
+    pya_dptr ptrs[N_SHELF]; /* exchanged atomically: whoever takes a pointer frees it */
     uint64_t seed;
 };
 
@@ -383,7 +383,7 @@ test_threads(void) {
     world_fini(&world);
 }
 
-/* A pointer twice, one never ours, one into the middle; sizes of 0, 2^60 and 2^63. */
+/* A pointer freed twice, one that was never ours, one into the middle of a block; sizes of 0, 2^60 and 2^63. */
 static void
 test_bad_calls(void) {
     struct world world = {
@@ -449,7 +449,7 @@ test_fuzz_few_mappings(void) {
     fuzz_run("mappings_per_page:2", check_budget(20000), 97, false);
 }
 
-/* Every reason to give memory back on its own. */
+/* Every reason to give memory back, each on its own. */
 #define UNDER_PRESSURE                                                                             \
     "soft_limit:2GiB,garbage_collection_threshold:0.2,keep_free:9GiB,trim_after:0.002"
 
@@ -475,7 +475,7 @@ test_fuzz_faults(void) {
     fuzz_run("vmm:False", check_budget(20000), 97, true);
 }
 
-/* A fixed little program that goes down every step of the ladder; any of its calls may fail. */
+/* A fixed small program that goes down every step of the ladder; any of its calls may fail. */
 enum { SWEEP_LARGE = 24, SWEEP_ODD = 8, SWEEP_BLOCKS = SWEEP_LARGE + 3 * SWEEP_ODD };
 
 static void
@@ -507,7 +507,7 @@ sweep_program(struct world *world, pya_dptr *ptrs) {
     for (size_t i = 17; i < SWEEP_LARGE; i++) {
         (void)!pya_alloc(world->heap, 0, 30 * mib, 0, &ptrs[i]);
     }
-    /* What is left, in pieces that end inside pages; every other one is freed, then larger ones want them. */
+    /* What is left, in pieces that end within pages; every other one is freed, then larger requests want them. */
     (void)!pya_free(world->heap, ptrs[12]);
     ptrs[12] = 0;
     for (size_t i = SWEEP_LARGE; i < SWEEP_LARGE + 2 * SWEEP_ODD; i++) {

@@ -1,4 +1,4 @@
-/* Moving the trace out of the heap while it goes on: nothing twice, nothing lost, contexts counted. */
+/* Moving the history out of the heap while it goes on: nothing twice, nothing lost, contexts counted. */
 #include "check.h"
 #include "core/heap.h"
 #include "core/history.h"
@@ -43,7 +43,7 @@ counted_world(struct world *world) {
     world_init(world, "");
 }
 
-/* How many entries of an action; gives the part back. */
+/* The number of entries of an action; gives the part back. */
 static size_t
 part_count(struct pya_history_part *part, enum pya_action action) {
     size_t n = 0;
@@ -94,7 +94,7 @@ test_taken_once_and_in_order(void) {
     CHECK(pya_history_is_on(world.heap));
     pya_history_stop(world.heap);
     CHECK(!pya_history_is_on(world.heap));
-    CHECK_EQ(n_references, 1); /* after that too */
+    CHECK_EQ(n_references, 1); /* also after that */
     give(&world, live);
     CHECK(pya_history_context(world.heap, live) == NULL);
     CHECK_EQ(n_references, 0);
@@ -127,7 +127,7 @@ test_what_the_ring_lost_is_told(void) {
     world_fini(&world);
 }
 
-/* Of the oldest entries as many go as have no room any more. */
+/* The oldest entries are dropped, as many as there is no room for. */
 static void
 test_the_newest_stay_in_a_ring_of_another_size(void) {
     static const size_t sizes[] = {8, 20, 5, 1000};
@@ -139,7 +139,7 @@ test_the_newest_stay_in_a_ring_of_another_size(void) {
     for (int i = 0; i < 7; i++) {
         give(
             &world,
-            take(&world, MIB + (size_t)i * 512, 0)); /* three entries each, but for a segment */
+            take(&world, MIB + (size_t)i * 512, 0)); /* three entries each, except for a segment */
     }
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, sizes[i], 0));
@@ -178,7 +178,7 @@ test_uses_on_streams_are_in_the_trace_and_in_no_snapshot(void) {
     }
     pya_snapshot_fini(&snap);
     CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
-    const struct pya_entry *last = &part.items[part.n - 3]; /* before that of the snapshot */
+    const struct pya_entry *last = &part.items[part.n - 3]; /* before the snapshot's */
     CHECK_EQ(last[0].action, PYA_ACTION_RECORD_STREAM);
     CHECK_EQ(last[1].action, PYA_ACTION_POOL_RELEASE);
     CHECK_EQ(last[1].place.pool.second, 4);
@@ -187,7 +187,7 @@ test_uses_on_streams_are_in_the_trace_and_in_no_snapshot(void) {
     world_fini(&world);
 }
 
-/* How many of the trace's entries of the action have a context; forgets them. */
+/* The number of entries of the action that have a context; then forgets the trace. */
 static size_t
 n_told(struct world *world, enum pya_action action) {
     struct pya_history_part part;
@@ -202,7 +202,7 @@ n_told(struct world *world, enum pya_action action) {
     return n;
 }
 
-/* Until other streams are done with it; who recorded no stack finds it done. */
+/* A free completes when the other streams are done; the entry of one that recorded no stack exists too. */
 static void
 test_what_waits_keeps_its_context(void) {
     for (int ends = 0; ends < 3; ends++) {
@@ -242,7 +242,7 @@ test_a_bad_level_or_half_the_hooks_are_refused(void) {
         PYA_E_INVAL);
     CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 9, 0));
     world_fini(&world);
-    for (int i = 0; i < 2; i++) { /* contexts that could not be kept, or never be given back */
+    for (int i = 0; i < 2; i++) { /* contexts that could not be kept, or can never be given back */
         struct world half = {.hooks = {.capture_context = count_capture}};
         half.hooks.retain_context = i == 0 ? count_retain : NULL;
         half.hooks.release_context = i == 0 ? NULL : count_release;
@@ -252,7 +252,8 @@ test_a_bad_level_or_half_the_hooks_are_refused(void) {
     }
 }
 
-/* A block that was freed and waits for another stream is nobody's to annotate; the heap goes on. */
+/* A block that was freed and waits for another stream belongs to nobody, so nobody can annotate it.  The heap goes
+ * on. */
 static void
 test_what_waits_is_not_annotated(void) {
     struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
@@ -276,7 +277,7 @@ test_what_waits_is_not_annotated(void) {
 
 static pya_dptr spare[3];
 
-/* Gives some of them back, and asks for another try in any case. */
+/* Gives some of them back, and asks for another attempt in any case. */
 static bool
 give_a_spare_one(void *arg, int device, size_t bytes) {
     struct world *world = arg;
@@ -292,7 +293,7 @@ give_a_spare_one(void *arg, int device, size_t bytes) {
     return true;
 }
 
-/* Of all tries of a request one stack is kept at most, whether it is served in the end or not. */
+/* Of all attempts of one request, at most one stack is kept, whether it is served in the end or not. */
 static void
 test_tries_leave_no_contexts(void) {
     for (size_t kept = 0; kept < 2; kept++) {
@@ -317,7 +318,8 @@ test_tries_leave_no_contexts(void) {
     }
 }
 
-/* A snapshot has all or is none, and keeps no contexts of one that is none; torch's two kinds of segments are told apart. */
+/* A snapshot is complete or fails, and a failed one keeps no contexts.  It tells torch's two kinds of segments
+ * apart. */
 static void
 test_a_snapshot_without_host_memory(void) {
     struct world world = {.config = {.no_vmm = true}};
@@ -380,7 +382,7 @@ test_a_device_that_does_not_open(void) {
         fault_arm(nth);
         const pya_status st = pya_alloc(world.heap, 0, MIB, 0, &ptr);
         fired = fault_disarm();
-        CHECK(st == PYA_OK || (fired && st == PYA_E_HOST_NOMEM)); /* some can be done without */
+        CHECK(st == PYA_OK || (fired && st == PYA_E_HOST_NOMEM)); /* some are dispensable */
         CHECK(st == PYA_OK || pya_cards_get(&world.heap->cards, 0) != NULL || fault_live() == live);
         (void)take(&world, MIB, 0);
         world_fini(&world);
@@ -402,7 +404,7 @@ turns_thread(void *arg) {
     return NULL;
 }
 
-/* Nothing twice, nothing lost, while other threads go on; each entry tells whose it is. */
+/* Nothing twice, nothing lost, while other threads go on; each entry names its thread. */
 static void
 test_taken_while_others_go_on(void) {
     struct world world = {0};
@@ -454,8 +456,8 @@ test_recording_again_with_other_settings(void) {
     world_fini(&world);
 }
 
-/* What the trace says of memory and of blocks is what the statistics count, whatever was stitched, moved, taken over or
- * given back: readers rebuild every moment from it. */
+/* What the trace says of memory and blocks matches the statistics, whatever was stitched, moved, taken over or given
+ * back: readers rebuild every moment from it. */
 struct ledger {
     int64_t reserved;
     int64_t most_reserved;
@@ -494,7 +496,7 @@ ledger_check(struct ledger *ledger, struct pya_heap *heap) {
     }
     free(part.items);
     CHECK_EQ(ledger->reserved, stat_of(heap, 0, "reserved_bytes.all.current"));
-    /* A growth that failed half-way is in the statistics alone. */
+    /* A growth that failed half-way is in the statistics only. */
     CHECK(ledger->most_reserved <= stat_of(heap, 0, "reserved_bytes.all.peak"));
     CHECK_EQ(ledger->allocated, stat_of(heap, 0, "requested_bytes.all.current"));
     CHECK_EQ(ledger->active, stat_of(heap, 0, "requested_bytes.all.current"));

@@ -28,7 +28,7 @@ world_empty_fini(struct world *world) {
     world_fini(world);
 }
 
-/* A segment of 20 MiB is not "too large to split" for the request it was made for. */
+/* A segment of 20 MiB is not "too large to split" for the request that it was made for. */
 static void
 test_small_max_split(void) {
     static const char *const options[] = {
@@ -45,8 +45,8 @@ test_small_max_split(void) {
     }
 }
 
-/* Blocks of max_split_size and more are counted, not cut, serve no smaller request, and waste less than a segment: torch's
- * rules. */
+/* Blocks of max_split_size and more are counted, not split, serve no smaller request, and waste less than a segment:
+ * torch's rules. */
 static void
 test_oversize_blocks(void) {
     const size_t mib = (size_t)1 << 20;
@@ -73,7 +73,7 @@ test_oversize_blocks(void) {
     world_empty_fini(&world);
 }
 
-/* What was freed before a reset is no peak and in no total after it. */
+/* Memory freed before a reset is in no peak and no total after it. */
 static void
 test_resets_come_after_what_was_freed(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -102,7 +102,7 @@ test_resets_come_after_what_was_freed(void) {
     }
 }
 
-/* More than the card has: out of device memory, whatever else there is, and not one page is asked for. */
+/* More than the card has: out of device memory, whatever else there is, and not one page is requested. */
 static void
 test_impossible_sizes(void) {
     static const size_t sizes[] = {
@@ -147,8 +147,8 @@ test_release_before_end(void) {
     world_empty_fini(&world);
 }
 
-/* Pages whose move to another stream failed half way, and could not be undone, are mapped there without access:
- * nobody may be given that address later. */
+/* Pages whose move to another stream failed half-way, and could not be undone, are mapped there without access.  Nobody
+ * may get that address later. */
 static void
 test_failed_move_is_not_used(void) {
     struct world world;
@@ -159,7 +159,7 @@ test_failed_move_is_not_used(void) {
     for (int i = 0; i < 8; i++) {
         CHECK_OK(pya_alloc(world.heap, 0, (size_t)4 << 20, 16, &others[i]));
     }
-    for (int i = 0; i < 8; i += 2) { /* nowhere 8 MiB side by side */
+    for (int i = 0; i < 8; i += 2) { /* nowhere 8 MiB in one piece */
         CHECK_OK(pya_free(world.heap, others[i]));
     }
     pya_sim_fail(world.sim, 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP, 1, PYA_E_DEVICE, true);
@@ -176,7 +176,7 @@ test_failed_move_is_not_used(void) {
     world_empty_fini(&world);
 }
 
-/* 10^6 blocks of 512 bytes alive at once, freed in another order. */
+/* 10^6 blocks of 512 bytes are alive at once and are freed in another order. */
 static void
 test_a_million_tiny_blocks(void) {
     const size_t n = check_is_slow() ? 50000 : 1000000;
@@ -259,7 +259,7 @@ test_hooks_allocate(void) {
     world_empty_fini(&nested.world);
 }
 
-/* A clock that stands still or goes back changes times in the history and nothing else. */
+/* A clock that stands still or goes back changes the times in the history and nothing else. */
 static void
 test_clock_going_back(void) {
     struct world world;
@@ -372,7 +372,8 @@ child_ends(struct world *world, size_t n_before) {
     return n_device_calls == 0 && fault_live() == n_before;
 }
 
-/* Everything a card can hold: small and large blocks, a stitched one, recorded streams, pools, a source, a trace. */
+/* Everything that a card can hold: small and large blocks, a stitched one, recorded streams, pools, a source, a
+ * trace. */
 static void
 world_fill(struct world *world) {
     struct pya_heap *heap = world->heap;
@@ -423,7 +424,7 @@ test_fork_gives_host_memory_back(void) {
     CHECK_EQ(fault_live(), n_before);
 }
 
-/* A thread that has the heap's and a card's lock for as long as it is told. */
+/* A thread that holds the heap's lock and a card's lock until it is told to stop. */
 struct holder {
     struct pya_heap *heap;
     pthread_barrier_t barrier;
@@ -442,7 +443,7 @@ holder_run(void *arg) {
     return NULL;
 }
 
-/* What the thread left half done is not looked at, whoever asks, and nobody waits for a thread that is not there. */
+/* Nobody looks at what the thread left half done, or waits for a thread that the child does not have. */
 static bool
 torn_child_looks(struct world *world, pya_dptr ptr) {
     static int64_t values[1024];
@@ -500,7 +501,7 @@ test_fork_while_another_thread_works(void) {
     world_empty_fini(&world);
 }
 
-/* A child may look and may end, but not use what is its parent's; the parent notices nothing. */
+/* A child may look and may end, but must not use its parent's memory.  The parent notices nothing. */
 static void
 test_fork(void) {
     struct world world;
@@ -537,7 +538,7 @@ test_fork(void) {
     world_empty_fini(&world);
 }
 
-/* While a stream is captured, memory comes and goes, nothing waits and nothing is given back. */
+/* While a stream is captured, memory comes and goes, but nothing waits and nothing is given back. */
 static void
 test_during_capture(void) {
     struct world world;
@@ -555,7 +556,7 @@ test_during_capture(void) {
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK_EQ(pya_alloc(world.heap, 0, (size_t)2 << 30, 16, &again), PYA_E_NOMEM);
     CHECK_OK(pya_alloc(world.heap, 0, (size_t)8 << 20, 16, &again));
-    CHECK(again != during); /* its other stream is not known to be done */
+    CHECK(again != during); /* it is unknown whether its other stream is done */
     pya_sim_set_capturing(world.sim, 16, false);
     CHECK_OK(pya_pool_end(world.heap, 0, id));
     CHECK_OK(pya_free(world.heap, again));

@@ -1,4 +1,4 @@
-/* Programs whose places were worked out beforehand: each request gets its own, and the pages that lie there. */
+/* Programs whose places were planned: each request gets its place, and the pages that lie there. */
 #include "world.h"
 
 #include <stdlib.h>
@@ -14,11 +14,11 @@ enum { N_LAYERS = 6 };
 enum { N_LAYERS = 40 };
 #endif
 
-/* A training step, which begins with a large request: what was kept of each layer goes as the next one comes to its end; all of it twice, as an optimizer's
- * state that comes in the first step stays. */
+/* A training step, which begins with a large request.  What each layer kept is freed as the next one ends.  It runs
+ * twice, because an optimizer's state, made in the first step, stays. */
 enum { N_STEPS = 5, N_REQUESTS = 8 * N_LAYERS };
 
-/* One program, written down while it runs without a layout: what it asks for, and when it gives it back. */
+/* A program written down while it runs without a layout: what it requests, and when it frees that. */
 struct op {
     bool is_alloc;
     size_t request; /* number of it */
@@ -95,7 +95,7 @@ script_meet(const struct script *s, size_t a, size_t b) {
     return s->born[a] < s->died[b] && s->born[b] < s->died[a];
 }
 
-/* Of the first two steps, each request at the lowest place that none before it has while it lives. */
+/* Plans the first two steps: each request at the lowest place that no earlier one has while it lives. */
 static void
 script_lay(const struct script *s, struct pya_layout_place *places, struct pya_layout *layout) {
     size_t n = s->first + s->period;
@@ -120,7 +120,7 @@ script_lay(const struct script *s, struct pya_layout_place *places, struct pya_l
     *layout = (struct pya_layout){places, n, s->period, PYA_LAYOUT_EVERY_DEVICE, NULL};
 }
 
-/* Where the layout has the request; past its end that is where it lay one period ago. */
+/* Where the layout places the request; past the layout's end, where it lay one period ago. */
 static uint64_t
 script_offset(const struct script *s, const struct pya_layout *layout, size_t request) {
     size_t i = request;
@@ -156,7 +156,7 @@ fixture_free(struct fixture *f) {
     free(f);
 }
 
-/* Operations [from, to); where a request lies elsewhere than foreseen, that is counted. */
+/* Runs operations [from, to); counts the requests that lie elsewhere than planned. */
 static size_t
 fixture_run(struct fixture *f, size_t from, size_t to) {
     size_t n_elsewhere = 0;
@@ -215,7 +215,7 @@ test_memory_comes_as_it_is_needed(void) {
     fixture_free(f);
 }
 
-/* A request that was not there when the layout was made, now and then, as a library's workspace. */
+/* Now and then a request that was not there when the layout was made, like a library's workspace. */
 static void
 test_what_is_unforeseen_does_no_harm(void) {
     struct fixture *f = fixture_new("");
@@ -251,7 +251,7 @@ test_an_emptied_cache_comes_back(void) {
     fixture_free(f);
 }
 
-/* Within steps, as cudnn.benchmark does: a place may have several holes then, and free memory between them. */
+/* Within steps, as cudnn.benchmark does: a place may then consist of several holes with free memory between them. */
 static void
 test_a_cache_emptied_all_the_time_comes_back(void) {
     struct fixture *f = fixture_new("");
@@ -269,7 +269,7 @@ test_a_cache_emptied_all_the_time_comes_back(void) {
     fixture_free(f);
 }
 
-/* A card on which the layout does not fit: as without one, down to what is just enough. */
+/* A card on which the layout does not fit: the same as without one, down to what is just enough. */
 static void
 test_a_smaller_card_does_without(void) {
     struct fixture *f = fixture_new("limit:1");
@@ -321,7 +321,7 @@ test_no_memory_is_made_in_vain(void) {
     }
 }
 
-/* What is above a soft limit is taken only where nothing else serves, with a layout too. */
+/* Memory above a soft limit is taken only if nothing else serves, with a layout too. */
 static void
 test_a_soft_limit_comes_first(void) {
     struct fixture *f = fixture_new("");
@@ -374,7 +374,7 @@ test_without_virtual_memory_it_is_left_aside(void) {
 }
 
 #if PYA_ASSERT_LEVEL >= 2
-/* Whether pages can be made at a place that is taken is not looked up in each of the holes there are. */
+/* Whether pages can be made at a place that is taken is not looked up in each of the holes. */
 static void
 test_many_holes_cost_nothing(void) {
     enum { N = PYA_LAYOUT_MOST < 2000 ? PYA_LAYOUT_MOST : 2000 };
@@ -394,7 +394,7 @@ test_many_holes_cost_nothing(void) {
         give(&world, ptrs[i]);
     }
     CHECK_OK(pya_empty_cache(world.heap, 0));
-    give(&world, take(&world, MIB + 512, 0)); /* unforeseen: makes a page */
+    give(&world, take(&world, MIB + 512, 0)); /* not planned: makes a page */
     uint64_t before = pya_debug_steps;
     ptrs[N - 1] = take(&world, MIB, 0);
     CHECK(pya_debug_steps - before < 100);
@@ -402,7 +402,7 @@ test_many_holes_cost_nothing(void) {
     world_fini(&world);
 }
 
-/* Some hundred small blocks of one page, of two sizes by turns that lie apart: no walk past all of them. */
+/* Some hundred small blocks in one page, of two alternating sizes that lie apart: no walk past all of them. */
 static void
 test_small_blocks_are_found_in_few_steps(void) {
     enum { N_SMALL = 400, FEW = 80 };
@@ -457,7 +457,7 @@ test_nonsense_does_no_harm(void) {
                 give(&world, live[k]);
                 live[k] = 0;
             }
-            /* Often as foreseen, from some place on. */
+            /* Often as planned, from some place on. */
             size_t bytes = (size_t)places[i % N].bytes;
             live[k] = take(&world, check_random(&rng) % 8 == 0 ? bytes + 512 : bytes, i % 500 == 0);
             if (i % 16 == 0) {
@@ -474,7 +474,8 @@ test_nonsense_does_no_harm(void) {
     }
 }
 
-/* Each device follows its own layout, or that of every device; one for which there is none does as without. */
+/* Each device follows its own layout, or the one for every device.  A device without one behaves as if there were
+ * none. */
 static void
 test_devices_have_their_own(void) {
     const struct pya_layout_place low_first[] = {{0, 2 * MIB, 0}, {2 * MIB, MIB, 0}};
@@ -530,7 +531,8 @@ test_impossible_ones_are_refused(void) {
     pya_heap_destroy(world.heap);
 }
 
-/* Every device call and every host allocation fails once: the program goes on, or is told, and nothing is lost. */
+/* Every device call and every host allocation fails once: the program goes on, or gets an error, and nothing is
+ * lost. */
 static bool
 sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     struct fixture *f = calloc(1, sizeof *f);
@@ -542,7 +544,7 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     world_init(&f->world, options);
     size_t n_done = 0;
     size_t n_failed = 0;
-    /* The card is opened by this, without a request of the arena's. */
+    /* This opens the card without a request to the arena. */
     CHECK_OK(pya_set_limit(f->world.heap, 0, false, 4096 * MIB));
     sweep_arm(f->world.sim, nth, host, with);
     for (; n_done < f->script.born[f->script.first]; n_done++) {

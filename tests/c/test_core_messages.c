@@ -1,4 +1,4 @@
-/* What messages say: the advice of out of memory, errors of a device, and of one that does not open. */
+/* What messages say: the advice when memory is out, device errors, and a device that does not open. */
 #include "pools.h"
 
 static void
@@ -54,7 +54,7 @@ test_advice(void) {
     }
 }
 
-/* Free memory that the request could have used, and apart from it what lies in private pools. */
+/* Free memory that the request could have used and, apart from it, what lies in private pools. */
 static void
 test_idle_memory_of_pools_is_told_apart(void) {
     struct world world = {.config = {0}};
@@ -113,7 +113,7 @@ test_error_text_without_a_device(void) {
     world_fini(&world);
 }
 
-static const char *open_failed_in; /* "": nobody knows */
+static const char *open_failed_in; /* "": unknown */
 
 static void
 why_not_open(void *arg, struct pya_device_error *out) {
@@ -122,8 +122,8 @@ why_not_open(void *arg, struct pya_device_error *out) {
     (void)snprintf(out->call, sizeof out->call, "%s", open_failed_in);
 }
 
-/* Why a device could not be opened is said as far as it is known, of a status that may come of it, and not of a device that is
- * open. */
+/* Why a device could not be opened is said as far as it is known, only for a status that can come of it, and not for a
+ * device that is open. */
 static void
 test_error_text_of_a_device_that_does_not_open(void) {
     static const struct {

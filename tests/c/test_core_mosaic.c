@@ -1,4 +1,4 @@
-/* Stitched ranges that begin with the free end of a grain and end with the free start of another. */
+/* Stitched ranges that begin with the free end of one grain and end with the free start of another. */
 #include "loading.h"
 #include "pools.h"
 #include "sender.h"
@@ -18,7 +18,7 @@ mosaic_init(struct world *world, const char *options) {
     CHECK_EQ(calls(world, PYA_SIM_PAGE_CREATE), 4 * GIB / (GRAIN * PYA_PAGE));
 }
 
-/* Blocks of so many pages one behind the other, and one of all that is left, which nothing of the device's can be added to. */
+/* Blocks of so many pages, one behind the other, and one for the rest, so that the device can add nothing. */
 static void
 fill(struct world *world, const size_t *n_pages, size_t n, pya_dptr *ptrs) {
     size_t sum = 0;
@@ -33,7 +33,7 @@ fill(struct world *world, const size_t *n_pages, size_t n, pya_dptr *ptrs) {
     pya_sim_set_capacity(world->sim, 4 * GIB);
 }
 
-/* The same, two of which are free again. */
+/* The same, with two of them freed. */
 static void
 fill_but(
     struct world *world, const size_t *n_pages, size_t n, size_t one, size_t other,
@@ -44,7 +44,7 @@ fill_but(
     give(world, ptrs[other]);
 }
 
-/* A block of so many pages, of which n_handles handles are mapped; nothing is made for it. */
+/* A block of so many pages, made of n_handles handles; no page is made for it. */
 static pya_dptr
 take_mosaic(struct world *world, size_t n_pages, uint64_t n_handles) {
     const uint64_t n_maps = calls(world, PYA_SIM_MAP);
@@ -60,7 +60,7 @@ struct block {
     size_t bytes;
 };
 
-/* No byte is under two of them. */
+/* No byte belongs to two of them. */
 static void
 check_apart(struct world *world, const struct block *blocks, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -71,8 +71,8 @@ check_apart(struct world *world, const struct block *blocks, size_t n) {
     }
 }
 
-/* The end of one grain and the start of another, beside live blocks in both; the next such request finds them again; and the
- * grains go once the live blocks have gone too. */
+/* The end of one grain and the start of another, each beside live blocks.  The next such request finds them again.  The
+ * grains go once the live blocks are gone. */
 static void
 test_an_end_and_a_start(void) {
     static const size_t pages[] = {1, PART, GRAIN, PART, 1};
@@ -95,7 +95,7 @@ test_an_end_and_a_start(void) {
     world_fini(&world);
 }
 
-/* Whole grains and no more of a part than lacks; the rest of the part serves where it lies. */
+/* Whole grains and only as much of a part as is missing; the rest of the part serves where it lies. */
 static void
 test_a_part_is_cut(void) {
     static const size_t pages[] = {GRAIN, GRAIN, PART, 1};
@@ -114,7 +114,7 @@ test_a_part_is_cut(void) {
     world_fini(&world);
 }
 
-/* Where there is no part a whole grain is cut, the last one. */
+/* If there is no part, a whole grain is split: the last one. */
 static void
 test_a_grain_is_cut(void) {
     static const size_t pages[] = {GRAIN, 1, PART, GRAIN};
@@ -130,7 +130,7 @@ test_a_grain_is_cut(void) {
     world_fini(&world);
 }
 
-/* The smallest part that is enough: the larger one is there for the next request. */
+/* The smallest part that is enough; the larger one is left for the next request. */
 static void
 test_the_smallest_part_that_is_enough(void) {
     static const size_t pages[] = {GRAIN, 4, 12, GRAIN, 9, 7, GRAIN};
@@ -149,7 +149,7 @@ test_the_smallest_part_that_is_enough(void) {
     world_fini(&world);
 }
 
-/* Its pages have become another stream's: what is a part of a grain cannot come back with the range alone. */
+/* The pages of the range now belong to another stream.  A part of a grain cannot come back with the range alone. */
 static void
 test_parts_stay_with_their_grain(void) {
     static const size_t pages[] = {1, PART, GRAIN, PART, 1};
@@ -173,7 +173,7 @@ test_parts_stay_with_their_grain(void) {
     world_fini(&world);
 }
 
-/* A pool in use gives no page back to have it made again in smaller grains. */
+/* A pool in use gives back no page in order to make it again in smaller grains. */
 static void
 test_a_pool_in_use_is_served(void) {
     struct world world;
@@ -200,7 +200,7 @@ test_a_pool_in_use_is_served(void) {
     world_fini(&world);
 }
 
-/* What is written into the block is there at home and under another process's import, and nowhere else. */
+/* What is written into the block is read at home and through another process's import, and nowhere else. */
 static void
 test_bytes_are_its_own(void) {
     static const size_t pages[] = {1, PART, GRAIN, PART, 1};
@@ -237,7 +237,7 @@ test_bytes_are_its_own(void) {
     world_fini(&world);
 }
 
-/* The free end of a grain, and of another stream a free grain that its work still uses: together they are enough. */
+/* The free end of a grain, and a free grain of another stream that its work still uses: together they are enough. */
 static void
 test_a_part_and_another_streams_grain(void) {
     enum { N_END = 13, N_WANTED = 20 };
@@ -265,7 +265,7 @@ test_a_part_and_another_streams_grain(void) {
     world_fini(&world);
 }
 
-/* While a stream captures nothing is waited for; to share pages nothing need be. */
+/* During a capture nothing is waited for; sharing pages needs no wait. */
 static void
 test_a_capture_shares_pages(void) {
     struct world world = {.config = {.capacity_bytes = 3 * PYA_PAGE}};
@@ -288,7 +288,8 @@ test_a_capture_shares_pages(void) {
     world_fini(&world);
 }
 
-/* Behind an idle range four pages lack, which no whole grain is: the range and the free end of a grain, anew, need none. */
+/* An idle range is four pages short, and no whole grain is that small.  Together with the free end of a grain it
+ * serves, without a new page. */
 static void
 test_no_page_is_made_to_extend_a_range(void) {
     static const size_t pages[] = {GRAIN, GRAIN, GRAIN, 1, GRAIN - 1};
@@ -312,7 +313,7 @@ test_no_page_is_made_to_extend_a_range(void) {
     world_fini(&world);
 }
 
-/* With shared pages a range begins and ends within a page of a grain. */
+/* With shared pages, a range begins and ends within a page of a grain. */
 static void
 test_parts_of_pages(void) {
     struct world world;
@@ -337,7 +338,7 @@ test_parts_of_pages(void) {
     world_fini(&world);
 }
 
-/* What the policy thinks that one stitch of every second block cost. */
+/* What the policy charges for one stitch of every second block. */
 static double
 paid(size_t total_bytes, size_t block_bytes, size_t n_blocks) {
     struct world world = {

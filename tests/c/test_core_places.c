@@ -1,5 +1,5 @@
-/* Where a request is placed, which ranges are stitched, shared, extended and unmapped, and what becomes of a mapping that
- * failed half-way. */
+/* Where a request is placed; which ranges are stitched, shared, extended and unmapped; and what becomes of a mapping
+ * that failed half-way. */
 #include "core/repeat.h"
 #include "core/snapshot.h"
 #include "fault.h"
@@ -16,8 +16,8 @@ fill(struct world *world, const size_t *sizes, size_t n, pya_dptr *ptrs) {
     }
 }
 
-/* Frees the two named blocks, which are parts of pages, and whole pages, and takes what only fits where the first request
- * spares the larger part. */
+/* Frees the two named blocks, which are parts of pages, and whole pages.  Then takes what only fits if the first
+ * request spares the larger part. */
 static void
 take_two_shared(const size_t *sizes, size_t smaller, size_t larger) {
     const size_t freed[] = {smaller, larger, 6};
@@ -53,7 +53,7 @@ test_a_shared_range_ends_in_the_smallest_start(void) {
     take_two_shared(sizes, 0, 3);
 }
 
-/* Where only the largest end of a page does, it is found, whichever free runs are larger. */
+/* If only the largest end of a page is enough, it is found, whichever free runs are larger. */
 static void
 test_the_largest_end_of_all_is_found(void) {
     static const size_t sizes[] = {HALF_MIB, 3 * HALF_MIB, 3 * HALF_MIB, 5 * HALF_MIB, 4 * MIB};
@@ -68,7 +68,7 @@ test_the_largest_end_of_all_is_found(void) {
     world_fini(&world);
 }
 
-/* One page's end and another's start, and nothing else: each byte of the three pages is one block's. */
+/* The end of one page and the start of another, and nothing else: each byte of the three pages belongs to one block. */
 static void
 test_two_halves_are_shared(void) {
     static const size_t sizes[] = {MIB, MIB, 2 * MIB, MIB, MIB};
@@ -87,7 +87,7 @@ test_two_halves_are_shared(void) {
     world_fini(&world);
 }
 
-/* Free bytes within a page, with live ones on both sides, are no end to begin in and no start to end in. */
+/* A range neither begins nor ends in free bytes that have live ones on both sides within their page. */
 static void
 test_the_middle_of_a_page_is_not_shared(void) {
     static const size_t sizes[] = {MIB / 4, 3 * HALF_MIB, MIB / 4, 2 * MIB, 2 * MIB};
@@ -105,7 +105,7 @@ test_the_middle_of_a_page_is_not_shared(void) {
     world_fini(&world);
 }
 
-/* The stream of the segment in which ptr lies. */
+/* The stream of the segment that contains ptr. */
 static pya_stream
 stream_at(struct world *world, pya_dptr ptr) {
     struct pya_snapshot snap;
@@ -120,7 +120,7 @@ stream_at(struct world *world, pya_dptr ptr) {
     return found;
 }
 
-/* A range changes streams whole or not at all, whatever host memory there is. */
+/* A range changes streams as a whole or not at all, however much host memory there is. */
 static void
 test_ranges_change_streams_whole(void) {
     static const size_t sizes[] = {2 * MIB, 4 * MIB, 2 * MIB, 4 * MIB, 2 * MIB};
@@ -146,7 +146,7 @@ test_ranges_change_streams_whole(void) {
     }
 }
 
-/* What is reserved is there for whoever wants it, or it was told that host memory is short. */
+/* Reserved memory serves any request, unless host memory is short, which the request reports. */
 static void
 test_what_is_reserved_is_there(void) {
 #ifdef PYA_TEST_TINY
@@ -178,7 +178,7 @@ test_what_is_reserved_is_there(void) {
 
 enum { N_PAGES = 32 };
 
-/* Every other page is free: what is larger than one is stitched. */
+/* Every other page is free: anything larger than one page is stitched. */
 static void
 make_gaps(struct world *world, const char *options, pya_dptr *ptrs) {
     world_init(world, options);
@@ -192,8 +192,8 @@ make_gaps(struct world *world, const char *options, pya_dptr *ptrs) {
 
 static const uint32_t ACCESS_CALLS = 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP;
 
-/* A range that could not be opened to the device, nor unmapped, is handed to nobody and unmapped at the next chance,
- * though its pages stay. */
+/* A range that could not be made accessible, nor unmapped, is given to nobody.  It is unmapped at the next chance; its
+ * pages stay. */
 static void
 test_a_broken_range_is_unmapped(void) {
     struct world world = {.config = {.capacity_bytes = N_PAGES * 2 * MIB}};
@@ -204,7 +204,7 @@ test_a_broken_range_is_unmapped(void) {
     CHECK_EQ(pya_alloc(world.heap, 0, 6 * MIB, 0, &none), PYA_E_DEVICE);
     CHECK(pya_sim_fail_clear(world.sim));
     pya_dptr sound = take(&world, 6 * MIB, 0);
-    CHECK_OK(pya_sim_own(world.sim, sound, 6 * MIB)); /* a violation where it is not accessible */
+    CHECK_OK(pya_sim_own(world.sim, sound, 6 * MIB)); /* a violation if it is not accessible */
     pya_sim_disown(world.sim, sound, 6 * MIB);
     give(&world, sound);
     for (size_t i = 0; i < N_PAGES; i += 2) {
@@ -275,7 +275,7 @@ test_broken_addresses_stay_broken_in_a_trim(void) {
     for (size_t i = 0; i < 8; i++) {
         ptrs[i] = take(&world, 4 * MIB, 16);
     }
-    for (size_t i = 0; i < 8; i += 2) { /* nowhere 8 MiB side by side */
+    for (size_t i = 0; i < 8; i += 2) { /* nowhere 8 MiB in one piece */
         give(&world, ptrs[i]);
     }
     pya_sim_fail(world.sim, ACCESS_CALLS, 1, PYA_E_DEVICE, true);
@@ -298,7 +298,7 @@ test_broken_addresses_stay_broken_in_a_trim(void) {
     world_fini(&world);
 }
 
-/* A request that fits in several places of one run goes where it leaves whole pages whole, with care. */
+/* A request that fits in several places of one run goes, with care, where it leaves whole pages whole. */
 static void
 test_careful_fit_breaks_no_page(void) {
     static const size_t sizes[] = {2 * MIB, MIB, MIB};
@@ -312,7 +312,7 @@ test_careful_fit_breaks_no_page(void) {
     world_fini(&world);
 }
 
-/* Of holes that are as good the lowest is filled. */
+/* Of equally good holes, the lowest is filled. */
 static void
 test_growth_fills_the_lowest_hole(void) {
     static const size_t sizes[] = {2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB};
@@ -328,7 +328,7 @@ test_growth_fills_the_lowest_hole(void) {
     world_fini(&world);
 }
 
-/* Growth is by more than what is needed, as every growth opens the range to the device once, but never by much. */
+/* Growth is by more than what is needed, because each growth makes the range accessible once, but never by much. */
 static void
 test_growth_is_bounded(void) {
     struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
@@ -342,7 +342,7 @@ test_growth_is_bounded(void) {
     world_fini(&world);
 }
 
-/* The lowest free pages are stitched, whatever runs they are of: the others stay where they may become larger runs. */
+/* The lowest free pages are stitched, whatever runs they belong to, so that the others may become larger runs. */
 static void
 test_the_lowest_pages_are_stitched(void) {
     static const size_t sizes[] = {4 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB};
@@ -359,7 +359,7 @@ test_the_lowest_pages_are_stitched(void) {
     world_fini(&world);
 }
 
-/* Of two ranges that lack a few pages the one that lacks fewest gets them, whichever was used last. */
+/* Of two ranges that are a few pages short, the one with fewer missing gets them, whichever was used last. */
 static void
 test_the_longest_short_range_is_extended(void) {
     static const size_t n_pages[] = {15, 13, 15, 13};
@@ -377,8 +377,8 @@ test_the_longest_short_range_is_extended(void) {
     }
 }
 
-/* One step: what tells where the program is, then two requests that no hole fits.  in_the_way, if any, lies where the second
- * would. */
+/* One step: a request that shows where the program is, then two that no hole fits.  in_the_way, if set, lies where the
+ * second would. */
 static void
 step_beside_holes(struct world *world, pya_dptr in_the_way) {
     for (size_t i = 0; i < 80; i++) {
@@ -391,7 +391,7 @@ step_beside_holes(struct world *world, pya_dptr in_the_way) {
     give(world, take(world, 22 * MIB, 0));
 }
 
-/* A stitched range that comes again in each step is left as long as it is: another is made for what is a little larger. */
+/* A stitched range that comes again in each step keeps its length: another is made for a slightly larger request. */
 static void
 test_what_comes_again_is_not_extended(void) {
     enum { N_HOLES = 40 };
@@ -417,7 +417,7 @@ test_what_comes_again_is_not_extended(void) {
     world_fini(&world);
 }
 
-/* Ranges that were not used for longest are unmapped when there are too many; at most half of what is allowed stays. */
+/* If there are too many ranges, those unused for longest are unmapped, down to half of what is allowed. */
 static void
 test_the_least_recently_used_ranges_are_unmapped(void) {
     static const size_t n_pages[] = {3,  16, 15, 14,
@@ -438,7 +438,7 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
     world_fini(&world);
 }
 
-/* Free pages side by side that are two streams' leave for a third together, each out of its own run. */
+/* Adjacent free pages that belong to two streams leave together for a third, each out of its own run. */
 static void
 test_pages_of_neighbours_move(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};

@@ -1,4 +1,4 @@
-/* Private pools of a special kind: blocks claimed again at their addresses, a source of their own, whole segments,
+/* Private pools of special kinds: blocks claimed again at their addresses, a source of their own, whole segments,
  * memory opened to peers. */
 #include "core/snapshot.h"
 #include "fault.h"
@@ -38,8 +38,8 @@ test_claim(void) {
     world_fini(&world);
 }
 
-/* Every other page of a pool is free and a large block is stitched from them; its address stays good while the pool is
- * in use, also when mappings are many: a graph may have it in its kernels. */
+/* Every other page of a pool is free, and a large block is stitched from them.  Its address stays valid while the pool
+ * is in use, even with many mappings: a graph may have it in its kernels. */
 static void
 test_addresses_of_a_pool_in_use_stay_mapped(void) {
     struct world world = {0};
@@ -67,7 +67,8 @@ test_addresses_of_a_pool_in_use_stay_mapped(void) {
     world_fini(&world);
 }
 
-/* Nor does it come to show another page: the blocks of an earlier state of the pool are claimed each on its own. */
+/* Nor does that address come to show another page: the blocks of an earlier state of the pool are claimed one by
+ * one. */
 static void
 test_stitched_ranges_of_a_pool_keep_their_pages(void) {
     struct world world = {0};
@@ -92,8 +93,8 @@ test_stitched_ranges_of_a_pool_keep_their_pages(void) {
     world_fini(&world);
 }
 
-/* Every second page of n_pages is free, then, one after another, a block of each number of pages from 2 to n_most was
- * stitched of those.  Returns with the other pages taken: ptrs[1], ptrs[3], ... */
+/* Every second one of n_pages pages is free.  Then blocks of 2 to n_most pages were stitched of those, one after
+ * another. Returns with the other pages taken: ptrs[1], ptrs[3], ... */
 static void
 stitch_sizes(struct world *world, pya_dptr *ptrs, size_t n_pages, size_t n_most) {
     for (size_t i = 0; i < n_pages; i++) {
@@ -107,7 +108,8 @@ stitch_sizes(struct world *world, pya_dptr *ptrs, size_t n_pages, size_t n_most)
     }
 }
 
-/* What a pool in use keeps mapped cannot be unmapped: it is not waited for at every stitched request of the others. */
+/* What a pool in use keeps mapped cannot be unmapped, so the stitched requests of others do not wait for it each
+ * time. */
 static void
 test_mappings_of_a_pool_in_use_cost_others_no_wait(void) {
     struct world world = {0};
@@ -134,8 +136,8 @@ test_mappings_of_a_pool_in_use_cost_others_no_wait(void) {
     world_fini(&world);
 }
 
-/* While a pool is allocated to nothing is known to be idle, so what a trim gives back is chosen by address: the high end
- * goes, the low one is where best fit packs. */
+/* While requests go to a pool, nothing is known to be idle, so a trim chooses by address: the high end goes, the low
+ * end is where best fit packs. */
 static void
 test_trim_leaves_the_low_end(void) {
     struct world world = {0};
@@ -151,7 +153,7 @@ test_trim_leaves_the_low_end(void) {
     world_fini(&world);
 }
 
-/* Free memory of a pool in use is its own, unless it was made to lend before out of memory. */
+/* Free memory of a pool in use is its own, unless the pool was made to lend before out of memory. */
 static void
 test_a_pool_lends_on_oom(void) {
     struct world world = {0};
@@ -247,7 +249,8 @@ run_source(const char *options) {
     world_fini(&world);
 }
 
-/* Of several like segments the oldest is used again, wherever they lie: the ranks of a job take the same ones. */
+/* Of several like segments the oldest is used again, wherever they lie, so that the ranks of a job take the same
+ * ones. */
 static void
 test_source_order(void) {
     struct world world = {0};
@@ -258,7 +261,7 @@ test_source_order(void) {
     pya_dptr first = take(&world, 30 * MIB, 0);
     give(&world, take(&world, 30 * MIB, 0));
     give(&world, first);
-    give(&world, take(&world, 100, 0)); /* what was freed last is taken again first */
+    give(&world, take(&world, 100, 0)); /* what was freed last is used first */
     CHECK_EQ(take(&world, 30 * MIB, 0), first);
     world_fini(&world);
 }
@@ -269,7 +272,7 @@ test_source(void) {
     run_source("vmm:False");
 }
 
-/* Such memory is lent by the block, on its stream, and only by a pool that was made to. */
+/* Such memory is lent by the block, on its own stream, and only by a pool that was made to lend. */
 static void
 run_lent_source(const char *options) {
     struct world world = {0};
@@ -468,7 +471,7 @@ test_filters_are_dropped_once(void) {
     CHECK_EQ(n_open, 1);
 }
 
-/* One user who lets others have the pool's memory before out of memory is enough. */
+/* One user who lends the pool's memory to others before out of memory is enough. */
 static void
 test_a_lending_user_is_enough(void) {
     for (int i = 0; i < 2; i++) {
@@ -484,7 +487,7 @@ test_a_lending_user_is_enough(void) {
     }
 }
 
-/* Two streams that take turns in a pool each have their memory again. */
+/* Two streams that take turns in a pool get their own memory again. */
 static void
 test_streams_of_a_pool_take_turns(void) {
     struct world world = {0};
