@@ -65,8 +65,8 @@ test_what_is_loaded_has_few_handles(void) {
     }
 }
 
-/* A layout of 2 GiB, of which all but one in two blocks goes at once: its pages come in grains from the first block on, where
- * without one they would come alone until there are 1.5 GiB. */
+/* A layout of 2 GiB, almost all of it in two blocks that are freed at once: its pages come in grains from the first
+ * block on. Without a layout they would come one by one until 1.5 GiB are reserved. */
 static void
 test_those_of_a_layout_come_at_once(void) {
     enum { N = 60 };

@@ -202,7 +202,8 @@ n_told(struct world *world, enum pya_action action) {
     return n;
 }
 
-/* A free completes when the other streams are done; the entry of one that recorded no stack exists too. */
+/* A freed block keeps its context until the other streams are done with it, also if the history was stopped
+ * meanwhile. */
 static void
 test_what_waits_keeps_its_context(void) {
     for (int ends = 0; ends < 3; ends++) {
@@ -365,7 +366,7 @@ open_without_caps(void *arg, int index, struct pya_device **out) {
     return st;
 }
 
-/* A device that does not open, or whose trace has no room, is closed again; it opens at the next request. */
+/* A device that does not open, or whose trace has no room, is closed again.  It opens at the next request. */
 static void
 test_a_device_that_does_not_open(void) {
     bool fired = true;

@@ -432,8 +432,8 @@ test_small_blocks_are_found_in_few_steps(void) {
 }
 #endif
 
-/* Layouts that nobody worked out: places lie over one another, sizes come in any order.  Wherever blocks end up, no two
- * live ones touch (pya_heap_check(), and the simulated device, look). */
+/* Layouts that make no sense: places overlap, sizes come in any order.  Wherever blocks end up, no two live ones
+ * overlap (pya_heap_check() and the simulated device look). */
 static void
 test_nonsense_does_no_harm(void) {
     enum { N = 200, N_LIVE = 64, N_OPS = 4000 };

@@ -363,7 +363,7 @@ paid(size_t total_bytes, size_t block_bytes, size_t n_blocks) {
     return ns;
 }
 
-/* Handles are paid for, however large. */
+/* Each handle is charged for, however large it is. */
 static void
 test_a_grain_costs_no_more_than_a_page(void) {
     CHECK(paid(4 * GIB, GRAIN * PYA_PAGE, 8) == paid(GIB, PYA_PAGE, 8));

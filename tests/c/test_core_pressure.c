@@ -4,7 +4,7 @@
 /* More requests than a window lasts at first, in every variant. */
 enum { WINDOW = 17000, N_HELD = 60 };
 
-/* Requests that find their memory at once: only the count of them goes on. */
+/* Requests that find their memory at once: only their count goes on. */
 static void
 pass_time(struct world *world, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -12,13 +12,13 @@ pass_time(struct world *world, size_t n) {
     }
 }
 
-/* A request that no free run holds, for what happens then. */
+/* A request that no free run holds, for its side effects. */
 static void
 miss(struct world *world, size_t bytes) {
     give(world, take(world, bytes, 0));
 }
 
-/* Live pairs of pages with as many free ones between them: no run is larger than one pair. */
+/* Live pairs of pages with as many free ones between them: no free run is larger than one pair. */
 static void
 make_gaps(struct world *world, pya_dptr *held, pya_stream stream) {
     pya_dptr gaps[N_HELD];
@@ -41,8 +41,8 @@ give_all(struct world *world, pya_dptr *held) {
     }
 }
 
-/* Twice a window without need: then the next miss gives back what is above the level.  Sizes that were stitched before
- * are found without a miss: each call of a test begins at another. */
+/* Two windows without need: then the next miss gives back what is above the level.  Sizes that were stitched before
+ * would not miss, so each call in a test begins at another size. */
 static void
 let_windows_pass(struct world *world, size_t from_mib) {
     for (size_t i = 0; i < 3; i++) {
@@ -90,7 +90,7 @@ test_does_not_collect_below_the_level(void) {
     world_fini(&world);
 }
 
-/* What was needed within the window stays, however far above the level. */
+/* What was needed within the window stays, however far above the level it is. */
 static void
 test_keeps_what_was_needed_lately(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -106,7 +106,7 @@ test_keeps_what_was_needed_lately(void) {
 }
 
 #ifndef PYA_TEST_TINY
-/* Memory taken away and needed again soon: the next collection waits longer. */
+/* Memory was taken away and needed again soon: the next collection waits longer. */
 static void
 test_regret_makes_it_wait_longer(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -147,8 +147,8 @@ test_segments_are_regretted(void) {
     world_fini(&world);
 }
 
-/* Needs everything once more, and then half of it: after how many halves of a window is the other half collected?
- * Every miss is of *mib, which grows. */
+/* Needs everything once more, and then half of it.  Returns after how many half windows the other half is collected.
+ * Each miss is of *mib, which grows. */
 static size_t
 halves_until_collected(struct world *world, pya_dptr *held, size_t *mib) {
     enum { HALVES_MOST = 20 };
@@ -165,7 +165,7 @@ halves_until_collected(struct world *world, pya_dptr *held, size_t *mib) {
     return n;
 }
 
-/* The wait that regret doubled is halved after four such waits without, no sooner. */
+/* A wait that regret doubled is halved after four such waits without regret, no sooner. */
 static void
 test_four_windows_without_regret(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -237,7 +237,7 @@ test_leaves_room_for_others(void) {
     make_gaps(&world, held, 0);
     let_windows_pass(&world, 6);
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_collections"), 0);
-    /* Somebody else takes all but 20 MiB of what is left. */
+    /* Another process takes all but 20 MiB of what is left. */
     pya_sim_set_capacity(world.sim, reserved(&world) + 20 * MIB);
     let_windows_pass(&world, 12);
     struct pya_memory_info info;
@@ -248,8 +248,8 @@ test_leaves_room_for_others(void) {
     world_fini(&world);
 }
 
-/* What the device says when all work is waited for, or a segment goes, reaches who asked; a page that cannot go stays.  The
- * heap is sound, and the next time all goes. */
+/* An error of the device while all work is waited for, or while a segment is released, reaches the caller.  A page that
+ * cannot be released stays, the heap is sound, and the next attempt gives back everything. */
 static void
 failing_trim(const char *options, enum pya_sim_call call, pya_status told) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB, .quiet = true}};
@@ -284,7 +284,7 @@ test_trims_what_was_idle_for_long(void) {
     pya_sim_advance_clock(world.sim, UINT64_C(9000000000));
     pass_time(&world, 1);
     CHECK(reserved(&world) >= 200 * MIB);
-    /* Backwards: nothing may be concluded. */
+    /* Backwards: nothing may be concluded from that. */
     pya_sim_advance_clock(world.sim, (uint64_t)0 - UINT64_C(8000000000));
     pass_time(&world, 1);
     CHECK(reserved(&world) >= 200 * MIB);
@@ -293,7 +293,7 @@ test_trims_what_was_idle_for_long(void) {
     pass_time(&world, 1);
     CHECK(reserved(&world) <= 16 * MIB);
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 1);
-    /* A steady trickle of requests that need little counts as idle for the rest too. */
+    /* A steady trickle of small requests counts as idle for the rest too. */
     give(&world, take(&world, 200 * MIB, 0));
     for (int i = 0; i < 30; i++) {
         pya_sim_advance_clock(world.sim, UINT64_C(1000000000));
@@ -345,7 +345,7 @@ test_soft_limit_prefers_reuse(void) {
     pya_dptr stitched = take(&world, 22 * MIB, 0);
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
     CHECK(reserved(&world) <= before);
-    /* It never refuses. */
+    /* A soft limit never refuses. */
     pya_dptr large = take(&world, 450 * MIB, 0);
     CHECK(reserved(&world) > 400 * MIB);
     give(&world, grown);
@@ -437,7 +437,7 @@ check_reserve(const char *options) {
     CHECK_EQ(pya_reserve(world.heap, 0, 4096 * MIB, 0), PYA_E_NOMEM);
     CHECK_EQ(
         pya_reserve(world.heap, 0, MIB << 20, 0),
-        PYA_E_NOMEM); /* far past the card: nothing is tried for it */
+        PYA_E_NOMEM); /* far more than the card has: nothing is tried for it */
     CHECK(stat_of(world.heap, 0, "pyalloc_host_bytes") < (int64_t)MIB);
     CHECK_EQ(pya_reserve(world.heap, 0, SIZE_MAX, 0), PYA_E_TOO_LARGE);
     CHECK_EQ(reserved(&world), before);
@@ -453,7 +453,7 @@ test_reserve(void) {
     check_reserve("vmm:False");
 }
 
-/* Segments go back whole, pages in pages: never so that less than was asked for stays. */
+/* Segments and pages are given back whole, but never so that less than was asked for stays. */
 static void
 check_reserve_exactly(const char *options) {
     struct world world = {
@@ -514,7 +514,7 @@ test_trim_to_a_target(void) {
     world_fini(&world);
 }
 
-/* Limits are known before the device is used, hold from its first use on, and are refused where they make no sense. */
+/* Limits can be set before the device is used, hold from its first use on, and are refused if they make no sense. */
 static void
 test_limits_before_first_use(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -550,7 +550,7 @@ test_limits_before_first_use(void) {
     world_fini(&world);
 }
 
-/* Not memory is short, but addresses, and the advice is about them. */
+/* Addresses are short, not memory, and the advice says so. */
 static void
 test_lack_of_addresses_is_told(void) {
     struct world world = {
@@ -572,7 +572,7 @@ static const struct check_case cases[] = {
     {"collects_to_the_level", test_collects_to_the_level},
     {"does_not_collect_below_the_level", test_does_not_collect_below_the_level},
     {"keeps_what_was_needed_lately", test_keeps_what_was_needed_lately},
-#ifndef PYA_TEST_TINY /* there a window is over too soon to regret anything, and four pages are no shortage */
+#ifndef PYA_TEST_TINY /* there a window is too short to regret anything, and four pages are no shortage */
     {"regret_makes_it_wait_longer", test_regret_makes_it_wait_longer},
     {"segments_are_regretted", test_segments_are_regretted},
     {"four_windows_without_regret", test_four_windows_without_regret},

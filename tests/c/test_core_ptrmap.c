@@ -1,5 +1,5 @@
-/* The map of live blocks against a plain array: with addresses that spread, and with such as all want the same few
- * buckets, so that full ones, long ways past them and counts that gave up counting come often. */
+/* The map of live blocks against a plain array: with spread addresses, and with addresses that all want the same few
+ * buckets, so that full buckets, long ways past them and saturated counts come often. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -11,7 +11,7 @@ static struct pya_block blocks[N_BLOCKS];
 static bool is_in[N_BLOCKS];
 static size_t n_in;
 
-/* Distinct addresses; crowded: of those whose hash begins with the same byte. */
+/* Distinct addresses; crowded: only such as have a hash that begins with the same byte. */
 static void
 choose_addresses(uint64_t *rng, bool crowded) {
     for (size_t i = 0; i < N_BLOCKS; i++) {
@@ -68,7 +68,7 @@ check_all(struct pya_ptrmap *map) {
     }
 }
 
-/* In waves: mostly in, then mostly out. */
+/* In waves: mostly insertions, then mostly removals. */
 static void
 check_waves(bool crowded) {
     uint64_t rng = check_seed();
@@ -107,7 +107,7 @@ test_crowded(void) {
     check_waves(true);
 }
 
-/* While a table grows, what it holds stays below the bytes a live block may cost. */
+/* While a table grows, it stays below the bytes that a live block may cost. */
 static void
 test_host_bytes(void) {
     uint64_t rng = check_seed();
@@ -121,7 +121,7 @@ test_host_bytes(void) {
     pya_ptrmap_fini(&map);
 }
 
-/* A table that was emptied goes back to the system in pieces, whether its entries moved or were taken out. */
+/* A table that became empty goes back to the system in pieces, whether its entries were moved or removed. */
 static void
 check_pieces(bool is_taken_out) {
     enum { N = 60000, N_OUT = 36000, MOST = 256 << 10 };

@@ -8,23 +8,23 @@
 #include "fault.h"
 
 enum { N_LAYERS = 24, N_TEMPORARY = 3 };
-/* Large requests after which nobody looks any longer, if nothing repeated, steps that are let pass then, and requests after
- * which five steps are to be known. */
+/* The numbers of large requests after which nobody looks any longer if nothing repeated, of steps that are let pass
+ * then, and of requests after which five steps should be known. */
 #ifdef PYA_TEST_TINY
 enum { N_AWAKE = 512, N_ASLEEP = 10, N_PAST = 150 };
 #else
 enum { N_AWAKE = 16384, N_ASLEEP = 100, N_PAST = 1200 };
 #endif
 
-/* What a training step keeps: a gradient of each layer lives until the next step's backward pass. */
+/* What a training step keeps: the gradient of each layer lives until the next step's backward pass. */
 struct training {
     struct world world;
     pya_stream stream;
     pya_dptr gradients[N_LAYERS];
     pya_dptr places[4096]; /* of one step's requests */
     size_t n_places;
-    uint64_t seed; /* other sizes; 0: those that were there first */
-    bool adds;     /* gradients are added to those there are */
+    uint64_t seed; /* other sizes; 0: the first ones */
+    bool adds;     /* gradients are added to existing ones */
 };
 
 static size_t
@@ -45,8 +45,8 @@ training_take(struct training *t, size_t bytes) {
     return ptr;
 }
 
-/* Forward: activations; backward: they go, gradients and temporaries come; but for them all are `extra`
- * bytes larger. */
+/* Forward: activations.  Backward: they are freed; gradients and temporaries come.  All but those are `extra` bytes
+ * larger. */
 static void
 training_step(struct training *t, size_t extra) {
     pya_dptr kept[N_LAYERS];
@@ -102,7 +102,7 @@ training_fini(struct training *t) {
     world_fini(&t->world);
 }
 
-/* n requests of which hardly two are alike. */
+/* n requests, hardly two of the same size. */
 static void
 never_alike(struct training *t, size_t n, uint64_t *rng) {
     for (size_t i = 0; i < n; i++) {
@@ -129,7 +129,7 @@ test_a_step_finds_its_places_again(void) {
         CHECK_EQ(memcmp(before, t.places, t.n_places * sizeof *before), 0);
     }
     CHECK_EQ(all_calls(&t.world), n);
-    CHECK(n_repeats(&t) - n_before > 3 * (int64_t)t.n_places); /* all, but for what is stitched */
+    CHECK(n_repeats(&t) - n_before > 3 * (int64_t)t.n_places); /* all but what is stitched */
     training_fini(&t);
 }
 
@@ -149,8 +149,8 @@ test_places_settle_soon(void) {
 }
 
 #if PYA_ASSERT_LEVEL >= 2
-/* Where free pages go back in each step all lies elsewhere next time, and nobody looks who will be in whose way: that would
- * be 3.2 rounds a request here, and dozens in a longer step. */
+/* If free pages go back in each step, everything lies elsewhere in the next, and nobody looks for who will be in whose
+ * way. Looking would take 3.2 rounds a request here, and dozens in a longer step. */
 static void
 test_what_goes_back_does_not_settle(void) {
     unsigned long n_rounds = 0;
@@ -173,7 +173,7 @@ test_what_goes_back_does_not_settle(void) {
 #endif
 
 #ifndef PYA_TEST_TINY /* which remembers less than such a step */
-/* Gradients of several batches are added up, and no request tells the first of them: only its gradients live longer. */
+/* Gradients of several batches are added up.  No request marks the first batch; only its gradients live longer. */
 static void
 accumulating_steps(struct training *t, int n, int n_batches) {
     for (int batch = 0; batch < n * n_batches; batch++) {
@@ -205,7 +205,7 @@ test_steps_made_of_batches_settle(void) {
 }
 #endif
 
-/* The optimizer's state comes in the first step: the steps are one another's like all the same. */
+/* The optimizer's state is made in the first step.  The steps count as alike all the same. */
 static void
 test_a_step_that_was_longer_once(void) {
     for (uint64_t seed = 1; seed <= 24; seed++) {
@@ -227,7 +227,7 @@ test_a_step_that_was_longer_once(void) {
     }
 }
 
-/* When the steps are known to be alike, late because of what came before, it is known too who is in whose way. */
+/* Once the steps are known to be alike, late because of what came before, it is also known who is in whose way. */
 static void
 test_places_settle_at_once(void) {
     int64_t n_again = 0;
@@ -247,7 +247,7 @@ test_places_settle_at_once(void) {
     CHECK(n_again * 100 > (int64_t)n_all * 93);
 }
 
-/* The next host allocation fails.  Counts the requests that were served all the same; others get theirs then. */
+/* The next host allocation fails.  Counts the requests that were served all the same; the others are served later. */
 static pya_dptr
 take_at_fault(struct training *t, size_t bytes, int *n_served) {
     pya_dptr ptr;
@@ -287,7 +287,7 @@ test_no_host_memory_to_settle(void) {
     training_fini(&t);
 }
 
-/* Where somebody else lies the request goes elsewhere, and nothing else changes. */
+/* If its place is taken, a request goes elsewhere, and nothing else changes. */
 static void
 test_a_place_that_is_taken_is_left_alone(void) {
     struct training t = {0};
@@ -316,7 +316,7 @@ test_a_place_that_is_taken_is_left_alone(void) {
     training_fini(&t);
 }
 
-/* Steps whose sizes differ are left to best fit. */
+/* Steps of different sizes are left to best fit. */
 static void
 test_steps_that_differ_do_not_repeat(void) {
     struct training t = {0};
@@ -328,7 +328,7 @@ test_steps_that_differ_do_not_repeat(void) {
     training_fini(&t);
 }
 
-/* A stretch that repeats does not make steps that differ alike. */
+/* A stretch that repeats does not make differing steps alike. */
 static void
 test_a_stretch_that_repeats_is_not_enough(void) {
     struct training t = {0};
@@ -344,8 +344,8 @@ test_a_stretch_that_repeats_is_not_enough(void) {
     world_fini(&t.world);
 }
 
-/* Something else between two steps (an evaluation): the seventh step after it has all places of the sixth, before those
- * steps are a share of all again. */
+/* Something else comes between two steps (an evaluation).  The seventh step after it has all places of the sixth,
+ * before these steps are a large enough share of all again. */
 static void
 test_an_interruption_is_got_over(void) {
     struct training t = {0};
@@ -364,7 +364,7 @@ test_an_interruption_is_got_over(void) {
     training_fini(&t);
 }
 
-/* Where nothing ever repeats nobody looks any longer; a program that begins to repeat itself is noticed later. */
+/* If nothing ever repeats, nobody looks any longer.  A program that begins to repeat itself is noticed later. */
 static void
 test_what_never_repeats_costs_nothing(void) {
     struct training t = {0};
@@ -380,7 +380,8 @@ test_what_never_repeats_costs_nothing(void) {
     training_fini(&t);
 }
 
-/* After so many the program may repeat itself for a while, and nobody is there to see it; it may have done so before. */
+/* After so many requests, a program may repeat itself for a while without being noticed, even if it repeated itself
+ * before. */
 static void
 asleep(bool has_repeated) {
     struct training t = {0};
@@ -422,7 +423,7 @@ test_a_long_past_does_not_count(void) {
     training_fini(&t);
 }
 
-/* A program asks for more than there is, gets an error and goes on, in every step. */
+/* In every step a program requests more than there is, gets an error and goes on. */
 static void
 test_a_request_that_fails_is_not_one(void) {
     struct training t = {.world = {.config = {.capacity_bytes = 1024 * MIB}}};
@@ -444,7 +445,7 @@ test_a_request_that_fails_is_not_one(void) {
     training_fini(&t);
 }
 
-/* Where the places were is nothing any more. */
+/* The places are gone. */
 static void
 test_places_that_went_back_to_the_device(void) {
     struct training t = {0};
@@ -473,7 +474,8 @@ test_places_of_another_stream(void) {
     training_fini(&t);
 }
 
-/* A few requests, each alone; the place of the first is in the middle of a free run where what lay below it is gone. */
+/* A few requests, each alone.  The place of the first is in the middle of a free run once the memory below it is
+ * freed. */
 static void
 few_requests(struct world *world) {
     for (size_t i = 0; i < 5; i++) {
@@ -481,7 +483,7 @@ few_requests(struct world *world) {
     }
 }
 
-/* Such a place takes two records, and at some time none is left. */
+/* Such a place takes two records; at some time none is left. */
 static void
 test_records_run_out(void) {
     struct training t = {0};
@@ -507,14 +509,14 @@ test_records_run_out(void) {
     world_fini(&t.world);
 }
 
-/* No host memory to remember requests: they are served all the same, and what is remembered stays as much as it was, also
+/* Without host memory to remember requests, they are served all the same, and what is remembered does not grow, even
  * when there is memory again. */
 static void
 test_no_host_memory_to_remember(void) {
     struct training t = {0};
     world_init(&t.world, "");
     pya_dptr small = take(&t.world, 512, 0);
-    for (size_t i = 0; i < 8; i++) { /* what else needs host memory has it then */
+    for (size_t i = 0; i < 8; i++) { /* whatever else needs host memory has it by then */
         give(&t.world, take(&t.world, PYA_REPEAT_FROM / 2, 0));
     }
     int64_t n_none = stat_of(t.world.heap, 0, "pyalloc_host_bytes");

@@ -4,12 +4,12 @@
 
 enum { N_HOLES = 20, HOLE_BYTES = 4 << 20, N_FILLERS = 38, N_ALIKE = 14 };
 
-/* What lives throughout, with holes between; returns the guard behind room for the small ones. */
+/* What lives throughout, with holes between.  Returns the guard behind the room for the small ones. */
 static pya_dptr
 make_holes(struct world *world) {
     pya_dptr held[2 * N_HOLES];
     end_loading(world);
-    (void)take(world, 400 * MIB, 0); /* what is large beside all that lives is not stitched */
+    (void)take(world, 400 * MIB, 0); /* large compared with what lives: not stitched */
     for (size_t i = 0; i < 2 * (size_t)N_HOLES; i++) {
         held[i] = take(world, HOLE_BYTES, 0);
     }
@@ -29,7 +29,7 @@ take_fillers(struct world *world) {
     }
 }
 
-/* Small ones, one that fits in any hole, and one stitched of all the others but one.  Returns the second. */
+/* Small ones, one that fits in any hole, and one stitched from all the others but one.  Returns the second. */
 static pya_dptr
 period_of_holes(struct world *world, pya_dptr *stitched) {
     take_fillers(world);
@@ -39,8 +39,8 @@ period_of_holes(struct world *world, pya_dptr *stitched) {
     return single;
 }
 
-/* A block that cannot lie where it lay is not put into the pages of a stitched one that will come while it lives, however
- * long the last one lived (is_kept: it still does). */
+/* A block that cannot lie where it lay is not put into the pages of a stitched one that will come while it lives,
+ * however long the last one lived (is_kept: it still lives). */
 static void
 test_pages_of_stitched_ranges_are_left_alone(void) {
     for (int is_kept = 0; is_kept < 2; is_kept++) {
@@ -57,7 +57,7 @@ test_pages_of_stitched_ranges_are_left_alone(void) {
         }
         CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
         if (!is_kept) {
-            CHECK_EQ(take(&world, HOLE_BYTES, 0), kept); /* somebody else lies there now */
+            CHECK_EQ(take(&world, HOLE_BYTES, 0), kept); /* another block lies there now */
         }
         uint64_t n_calls = calls(&world, PYA_SIM_MAP);
         pya_dptr single = period_of_holes(&world, &after);
@@ -70,7 +70,7 @@ test_pages_of_stitched_ranges_are_left_alone(void) {
     }
 }
 
-/* Of two stitched blocks of one size each gets its own range again, not the one that was used last; and each request is counted
+/* Each of two stitched blocks of one size gets its own range again, not the range used last.  Each request counts
  * once. */
 static void
 test_ranges_are_not_swapped(void) {
@@ -107,7 +107,7 @@ test_ranges_are_not_swapped(void) {
 
 enum { N_LITTLE = 4 };
 
-/* Among large ones four little ones: two of one size, one that lives for a whole period. */
+/* Four small ones among large ones: two of one size, one that lives for a whole period. */
 static void
 period_with_littles(struct world *world, pya_dptr little[N_LITTLE], size_t unlike) {
     pya_dptr batch = take(world, MIB, 0);
@@ -150,7 +150,7 @@ test_little_ones_find_their_places_again(void) {
     /* one of another size: the others lie where they lay */
     period_with_littles(&world, little, 3072);
     CHECK(memcmp(before, little, sizeof before) == 0);
-    /* a place that somebody has is left alone, and the next one is that of the last time */
+    /* a place that is taken is left alone; the next one is that of the last time */
     pya_dptr thief = take(&world, 1024, 0);
     while (thief != before[0]) {
         thief = take(&world, 1024, 0);
@@ -164,7 +164,7 @@ test_little_ones_find_their_places_again(void) {
     world_fini(&world);
 }
 
-/* Requests of a step that is remembered still. */
+/* The requests of a step that are still remembered. */
 #ifdef PYA_TEST_TINY
 enum { N_LONG = 200 };
 #else
@@ -185,7 +185,8 @@ test_a_long_step_repeats(void) {
 #ifndef PYA_TEST_TINY
 enum { BANK_STEP = 64, BANK_KEPT = 4, BANK_STEPS = 300, BANK_MOST = 24 };
 
-/* Some blocks of each step live for some steps (a memory bank): that two of them lived alike says nothing of the step. */
+/* Some blocks of each step live for several steps (a memory bank).  That two of them lived equally long says nothing of
+ * the step. */
 static void
 test_lives_by_chance_make_no_period(void) {
     struct world world = {0};

@@ -1,4 +1,4 @@
-/* Memory shared between processes: what of a block leaves, what comes in, and that nothing is lost by a failure. */
+/* Memory shared between processes: what leaves with a block, what comes in, and that failures lose nothing. */
 #include <unistd.h>
 
 #include "fault.h"
@@ -14,7 +14,8 @@ world_backed(struct world *world, const char *options) {
     world_init(world, options);
 }
 
-/* The first and the last byte of a block are seen under its import, and what is written there under the block. */
+/* The first and the last byte of a block are read under its import, and what is written there is read under the
+ * block. */
 static void
 check_shared(struct world *world, pya_dptr ptr, size_t bytes) {
     struct pya_shared shared;
@@ -34,12 +35,13 @@ check_shared(struct world *world, pya_dptr ptr, size_t bytes) {
     }
     there[bytes - 1] = 77;
     CHECK_EQ(here[bytes - 1], 77);
-    CHECK_EQ(reserved(world), reserved_before); /* it is memory that was there */
+    CHECK_EQ(reserved(world), reserved_before); /* memory that was there before */
     CHECK_OK(pya_import_close(world->heap, base));
     CHECK_EQ(pya_import_close(world->heap, base), PYA_E_FOREIGN);
 }
 
-/* At home, within a page and over several; stitched from pages that are not neighbours; stitched and only partly used. */
+/* At home, within a page and across several; stitched from pages that are not neighbours; stitched and only partly
+ * used. */
 static void
 test_bytes_are_the_same(void) {
     struct world world;
@@ -91,7 +93,7 @@ test_what_cannot_be_shared(void) {
         CHECK_OK(pya_share(world.heap, ptr, &shared));
         give(&world, ptr);
         CHECK_OK(pya_empty_cache(world.heap, 0));
-        ptr = take(&world, bytes, 0); /* at the same address, of other pages */
+        ptr = take(&world, bytes, 0); /* at the same address, but of other pages */
         CHECK_EQ(ptr, shared.ptr);
         CHECK_EQ(export_one(world.heap, &shared, 0, &fd), PYA_E_FOREIGN);
         give(&world, ptr);
@@ -114,7 +116,7 @@ test_what_cannot_be_shared(void) {
     world_fini(&world);
 }
 
-/* Freed and still in use on another stream: nobody's any more. */
+/* A block that was freed and is still in use on another stream belongs to nobody. */
 static void
 test_pending_blocks_are_gone(void) {
     struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
@@ -128,7 +130,7 @@ test_pending_blocks_are_gone(void) {
     world_fini(&world);
 }
 
-/* Unfinished work reads an import: it goes when that is done, and while a graph is captured not yet. */
+/* Unfinished work reads an import: the import ends once that is done, and not during a capture. */
 static void
 test_closing_waits(void) {
     struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
@@ -145,7 +147,7 @@ test_closing_waits(void) {
     size_t n_mapped = state.n_mappings;
     CHECK_OK(pya_sim_use(world.sim, 7, first, 5 * MIB));
     CHECK_OK(pya_import_close(
-        world.heap, first)); /* a violation of the simulated device where it does not wait */
+        world.heap, first)); /* without a wait, a violation of the simulated device */
     pya_sim_query(world.sim, &state);
     CHECK_EQ(state.n_mappings, n_mapped - shared.n_pages);
 
@@ -153,13 +155,13 @@ test_closing_waits(void) {
     CHECK_OK(pya_import_close(world.heap, second));
     pya_sim_query(world.sim, &state);
     CHECK_EQ(state.n_mappings, n_mapped - shared.n_pages);
-    CHECK_EQ(pya_import_close(world.heap, second), PYA_E_FOREIGN); /* it is on its way */
+    CHECK_EQ(pya_import_close(world.heap, second), PYA_E_FOREIGN); /* it is still in use */
     pya_sim_set_capturing(world.sim, 7, false);
     CHECK_OK(import_all(world.heap, &shared, &first));
     pya_sim_query(world.sim, &state);
     CHECK_EQ(state.n_mappings, n_mapped - shared.n_pages);
     give(&world, ptr);
-    world_fini(&world); /* the open one goes with the heap */
+    world_fini(&world); /* the open one ends with the heap */
 }
 
 static struct {
@@ -168,7 +170,7 @@ static struct {
     bool is_asked;
 } asking;
 
-/* Work that goes on only when another process has what it asks this one for. */
+/* Work that goes on only once another process has what it asks this one for. */
 static pya_status
 sync_when_asked(struct pya_device *dev) {
     const struct pya_card *card = pya_heap_open_card(asking.world->heap, 0);
@@ -208,7 +210,7 @@ make_gaps(struct world *world, pya_dptr *ptrs, size_t n) {
     }
 }
 
-/* The same where memory is short, and where second addresses have become too many. */
+/* The same when memory is short, and when second addresses have become too many. */
 static void
 test_shared_memory_is_had_while_a_request_waits(void) {
     static const char *const options[] = {"limit:32MiB", "memory:tight,mappings_per_page:1"};
@@ -229,7 +231,8 @@ test_shared_memory_is_had_while_a_request_waits(void) {
     }
 }
 
-/* So can everything else be: whatever makes a request wait, the first wait, which is the long one, holds up nobody. */
+/* Everything else can be shared too: whatever makes a request wait, the first wait, which is the long one, delays
+ * nobody. */
 static struct {
     const struct pya_lock *lock;
     int n_waits;
@@ -286,7 +289,7 @@ test_requests_wait_without_the_lock(void) {
     }
 }
 
-/* A pool may go while a request of its waits: what the request works on stays until it has its answer. */
+/* A pool may go while a request of its waits.  What the request works on stays until it is answered. */
 static struct world *going;
 
 static pya_status
@@ -336,7 +339,7 @@ test_peers_are_let_in(void) {
     world_fini(&world);
 }
 
-/* Which number the next file gets: lower ones are all open. */
+/* Finds the number that the next file gets; lower ones are all open. */
 static int
 next_file(void) {
     int fd = dup(0);
@@ -344,7 +347,7 @@ next_file(void) {
     return fd;
 }
 
-/* Where a page's descriptor cannot be had, those before it are closed. */
+/* If a page's descriptor cannot be had, those before it are closed. */
 static void
 test_descriptors_come_all_or_none(void) {
     struct world world = {0};
@@ -380,7 +383,7 @@ share_and_close(struct world *world, pya_dptr ptr) {
     CHECK_OK(pya_import_close(world->heap, base));
 }
 
-/* Every call and host allocation of a share, an import and its end fails once. */
+/* Each call and each host allocation of a share, an import and its end fails once. */
 static bool
 share_once(const char *options, unsigned long nth, bool host, pya_status with) {
     struct world world = {.config = {.quiet = true}};
@@ -400,7 +403,7 @@ share_once(const char *options, unsigned long nth, bool host, pya_status with) {
     }
     bool fired = sweep_disarm(world.sim, host);
     CHECK(st == PYA_OK || fired);
-    share_and_close(&world, ptr); /* what could not go then goes with the next */
+    share_and_close(&world, ptr); /* what could not be given back then goes with the next */
     CHECK_EQ(fault_live(), live);
     give(&world, ptr);
     sweep_check_empty(world.heap, world.sim);
@@ -419,7 +422,7 @@ test_failures_lose_nothing(void) {
     CHECK(!share_once("", 2, true, PYA_OK));
 }
 
-/* What cannot be given back or unmapped is kept until it can. */
+/* What cannot be given back or unmapped is kept until it can be. */
 static void
 test_failed_imports_go_later(void) {
     static const uint32_t kinds[] = {

@@ -11,8 +11,8 @@ struct pressure {
     int n_spare;
     int n_calls;
     int depth;
-    bool lies;      /* says that it helped, and did not */
-    bool allocates; /* asks for too much itself */
+    bool lies;      /* claims that it helped, and did not */
+    bool allocates; /* requests too much itself */
 };
 
 static bool
@@ -67,7 +67,7 @@ test_callbacks_save_a_request(void) {
     world_fini(&pressure.world);
 }
 
-/* They are asked eight times for one request, even where each time something is freed. */
+/* Callbacks are called at most eight times for one request, even if each call frees something. */
 static void
 test_callbacks_are_asked_eight_times(void) {
     struct pressure pressure = {.allocates = true, .lies = true};
@@ -97,7 +97,7 @@ test_callbacks_that_do_not_help_end(void) {
     world_fini(&pressure.world);
 }
 
-/* Threads that run short together, while callbacks give blocks of all of them back. */
+/* Threads that run short together, while callbacks free blocks of all of them. */
 enum { N_THREADS = 6, N_SHELF = 64 };
 
 struct crowd {
@@ -162,7 +162,7 @@ test_callbacks_of_many_threads(void) {
     world_fini(&crowd.world);
 }
 
-/* Counters of what was tried may differ; nothing else. */
+/* Counters of attempts may differ; nothing else. */
 static bool
 may_change(const char *key) {
     return strncmp(key, "num_", 4) == 0 || strncmp(key, "pyalloc_", 8) == 0 ||
@@ -255,7 +255,7 @@ test_holders(void) {
     world_fini(&world);
 }
 
-/* A table of as many places as there are blocks would be slow to sort, under the lock. */
+/* A table with as many places as there are blocks would be slow to sort under the lock. */
 static void
 test_many_blocks_are_told_with_little_memory(void) {
     struct world world = {.config = {.capacity_bytes = 256 * MIB}};
@@ -270,7 +270,7 @@ test_many_blocks_are_told_with_little_memory(void) {
     world_fini(&world);
 }
 
-/* Freed, in use by a stream that cannot be waited for: nobody holds it, and it is named. */
+/* Freed, but in use by a stream that cannot be waited for: nobody holds it, and the report names it. */
 static void
 test_pending_memory_is_a_holder(void) {
     enum { ONE = 16 };
@@ -297,7 +297,7 @@ test_pending_memory_is_a_holder(void) {
     world_fini(&world);
 }
 
-/* Where stacks are recorded blocks of one place in the program are one holder, however many places there are. */
+/* If stacks are recorded, blocks from one place in the program are one holder, however many places there are. */
 enum { PLACES = 100 };
 
 static char place_contexts[PLACES];
@@ -361,7 +361,7 @@ test_places_are_holders(void) {
     world_fini(&world);
 }
 
-/* A request larger than the card is one retry and one out of memory, as torch counts them. */
+/* A request larger than the card counts as one retry and one out of memory, as in torch. */
 static void
 test_impossible_request_is_counted(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -376,7 +376,7 @@ test_impossible_request_is_counted(void) {
     }
 }
 
-/* What the card or its limit could never hold costs nobody a wait or cached memory. */
+/* A request that the card or its limit could never hold costs nobody a wait or cached memory. */
 static void
 test_impossible_request_changes_nothing(void) {
     static const char *const options[] = {
@@ -400,7 +400,7 @@ test_impossible_request_changes_nothing(void) {
     }
 }
 
-/* But what is cached may be more than a limit that was lowered since. */
+/* But the cache may hold more than a limit that was lowered since. */
 static void
 test_more_than_the_limit_is_cached(void) {
     struct world world = {.config = {.capacity_bytes = 128 * MIB}};

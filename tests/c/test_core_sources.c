@@ -1,9 +1,9 @@
-/* Private pools with a source of memory whose code uses the heap itself, as one written in Python does. */
+/* Private pools with a source of memory whose own code uses the heap, as one written in Python does. */
 #include "pools.h"
 
 #include <pthread.h>
 
-/* What it does at its next call, alloc and free alike; NULL: nothing. */
+/* What the source does at its next call, alloc and free alike; NULL: nothing. */
 struct source {
     struct world *world;
     void (*act)(struct source *source);
@@ -57,7 +57,7 @@ use_heap(struct source *source) {
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
 }
 
-/* Requests that come of it go to the pool too: the source is asked within itself. */
+/* Requests of the source itself go to the pool too, so the source is called within its own call. */
 static void
 test_it_uses_the_heap(void) {
     struct world world = {0};
@@ -72,7 +72,7 @@ test_it_uses_the_heap(void) {
     give(&world, source.kept);
     give(&world, outer);
     CHECK_OK(pya_pool_release(world.heap, 0, POOL));
-    source.act = use_heap; /* of the device now */
+    source.act = use_heap; /* from the device now */
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK_EQ(source.n_acts, 2);
     CHECK_EQ(source.n_segments, 0);
@@ -90,7 +90,7 @@ release_pool(struct source *source) {
     CHECK_OK(pya_empty_cache(source->world->heap, 0));
 }
 
-/* The request goes on: its pool stays until its block has gone. */
+/* The request goes on: its pool stays until its block is freed. */
 static void
 test_the_pool_goes_meanwhile(void) {
     struct world world = {0};
@@ -113,7 +113,7 @@ take_the_rest(struct source *source) {
     source->kept = take(source->world, 80 * MIB, 0);
 }
 
-/* What the limit still had is given to others meanwhile: the segment that came goes back. */
+/* Others get what the limit still allowed meanwhile, so the new segment is given back. */
 static void
 test_the_limit_is_reached_meanwhile(void) {
     struct world world = {0};
@@ -144,7 +144,7 @@ wait_for_another(struct source *source) {
     CHECK_EQ(pthread_join(thread, NULL), 0);
 }
 
-/* As for Python's interpreter, which a thread may hold that wants memory. */
+/* Like Python's interpreter lock, which a thread that requests memory may hold. */
 static void
 test_it_waits_for_a_thread_that_uses_the_heap(void) {
     struct world world = {0};

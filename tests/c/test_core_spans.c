@@ -1,4 +1,4 @@
-/* Spans of addresses, held against a map of every address. */
+/* Spans of addresses, compared with a map of every address. */
 #include "core/spans.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 enum { N_ADDRESSES = 64, N_MOST = 12, N_ROUNDS = 20000 };
 
-/* How many addresses from `at` on, and before `end`, are wanted by nobody. */
+/* The number of addresses from `at` on, before `end`, that nobody wants. */
 static size_t
 left_at(const bool *is_wanted, size_t at, size_t end) {
     size_t n = 0;
@@ -71,7 +71,7 @@ test_as_a_map_says(void) {
     }
 }
 
-/* Only what meets one of some others is kept, and that whole. */
+/* Only spans that meet one of some others are kept, and those whole. */
 static void
 test_within_others(void) {
     uint64_t seed = check_seed();
@@ -100,7 +100,7 @@ test_within_others(void) {
     }
 }
 
-/* What there was no host memory for is not forgotten silently. */
+/* A span for which there was no host memory is not forgotten silently. */
 static void
 test_no_host_memory(void) {
     struct pya_spans spans = {.is_whole = true};

@@ -1,11 +1,11 @@
-/* Layouts of other programs: from when on it shows that a layout is none of this one's, the program does as without it.  One
- * that comes to its layout late has it then. */
+/* Layouts of other programs: once it shows that a layout is not this program's, the program runs as without one.  A
+ * program that comes to its layout late follows it then. */
 #include "world.h"
 
 enum { N_LAYERS = 12, N_STEPS = 60 };
 
-/* Steps of ever new lengths, in which each layer asks for the same: it repeats itself within a step only.  Returns the most
- * bytes reserved. */
+/* Steps of ever new lengths, in which each layer requests the same: it repeats itself only within a step.  Returns the
+ * most bytes reserved. */
 static size_t
 varying_run(struct world *world, uint64_t seed) {
     pya_dptr kept[2 * N_LAYERS];
@@ -37,7 +37,7 @@ test_a_request_that_is_as_before_is_chance(void) {
     enum { N = 300, FEW = 64 };
     static struct pya_layout_place places[N];
     for (size_t i = 0; i < N; i++) {
-        size_t bytes = (100 + i % 7) * MIB; /* none that is asked for */
+        size_t bytes = (100 + i % 7) * MIB; /* none that is requested */
         places[i] = (struct pya_layout_place){i % 4 * 128 * MIB, bytes, 2};
     }
     const struct pya_layout layout = {places, N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
@@ -57,7 +57,7 @@ test_a_request_that_is_as_before_is_chance(void) {
     }
 }
 
-/* A state that is loaded first where a training is resumed, or an evaluation: the layout was made without. */
+/* State that is loaded first when a training is resumed, or an evaluation: the layout was made without it. */
 static void
 test_a_program_comes_to_its_layout_late(void) {
 #ifdef PYA_TEST_TINY

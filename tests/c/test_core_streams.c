@@ -1,4 +1,4 @@
-/* Streams that share a card: what one has finished with another takes over, addresses and all. */
+/* Streams that share a card: what one has finished with another takes over, with its addresses. */
 #include "core/snapshot.h"
 #include "fault.h"
 #include "streams.h"
@@ -48,7 +48,7 @@ test_idle_memory_changes_hands(void) {
     streams_fini(&world);
 }
 
-/* Work of the other stream may still be under way: not one of its bytes. */
+/* Work of the other stream may still be running: not one of its bytes is handed on. */
 static void
 test_busy_memory_does_not(void) {
     struct world world;
@@ -67,7 +67,7 @@ test_busy_memory_does_not(void) {
     streams_fini(&world);
 }
 
-/* The owner has finished, but another stream still uses what was freed: legal where the owner will wait for it, and
+/* The owner has finished, but another stream still uses the freed memory.  That is legal if the owner will wait for it;
  * torch's allocator would give the memory to the owner alone. */
 static void
 test_memory_others_use_does_not(void) {
@@ -80,7 +80,7 @@ test_memory_others_use_does_not(void) {
     put(&world, first, 64 * MIB);
     pya_dptr third = get(&world, 48 * MIB, THREE);
     CHECK(third + 48 * MIB <= first || third >= first + 64 * MIB);
-    pya_sim_finish(world.sim, ONE); /* what was asked of it since: whether it is idle */
+    pya_sim_finish(world.sim, ONE); /* asked since then whether it is idle */
     pya_sim_finish(world.sim, TWO);
     pya_dptr fourth = get(&world, 48 * MIB, THREE);
     CHECK(fourth >= first && fourth + 48 * MIB <= first + 64 * MIB);
@@ -90,8 +90,8 @@ test_memory_others_use_does_not(void) {
     streams_fini(&world);
 }
 
-/* A stream that cannot be asked again and again is never taken for idle (found by fuzzing), nor one that cannot be waited for
- * either. */
+/* A stream that cannot be queried repeatedly never counts as idle (found by fuzzing), nor does one that cannot be
+ * waited for. */
 static void
 test_events_that_fail(void) {
     static const uint32_t waits[] = {0, 1U << PYA_SIM_STREAM_SYNC | 1U << PYA_SIM_DEVICE_SYNC};
@@ -128,7 +128,7 @@ test_captured_stream_is_not_asked(void) {
     streams_fini(&world);
 }
 
-/* Nor is anything waited for while somebody captures without telling us. */
+/* Nothing is waited for either while somebody captures without telling pyalloc. */
 static void
 test_capture_forbids_asking(void) {
     static const uint32_t calls[] = {1U << PYA_SIM_IS_CAPTURING, 1U << PYA_SIM_EVENT_RECORD};
@@ -149,7 +149,7 @@ test_capture_forbids_asking(void) {
     }
 }
 
-/* Parts that two streams have side by side serve a third one whole. */
+/* Adjacent parts of two streams serve a third one as a whole. */
 static void
 test_parts_of_two_streams(void) {
     struct world world;
@@ -169,7 +169,7 @@ test_parts_of_two_streams(void) {
     streams_fini(&world);
 }
 
-/* Bytes of a page stay together: what is left of a page beside a live block is not handed on. */
+/* Bytes of a page stay together: the rest of a page beside a live block is not handed on. */
 static void
 test_part_of_a_page_stays(void) {
     struct world world;
@@ -186,7 +186,7 @@ test_part_of_a_page_stays(void) {
     streams_fini(&world);
 }
 
-/* A stitched range of one stream serves another that asks for as much. */
+/* A stitched range of one stream serves another that requests as much. */
 static void
 test_stitched_range_changes_hands(void) {
     struct world world;
@@ -214,7 +214,7 @@ test_stitched_range_changes_hands(void) {
     streams_fini(&world);
 }
 
-/* Of a stream that was destroyed the device knows nothing any more, but waiting for all work waits for its too. */
+/* The device knows a destroyed stream no more, but waiting for all work waits for that stream's work too. */
 static void
 test_recorded_stream_is_destroyed(void) {
     const uint32_t of_streams = UINT32_C(1) << PYA_SIM_EVENT_RECORD | UINT32_C(1)
@@ -236,7 +236,7 @@ test_recorded_stream_is_destroyed(void) {
     streams_fini(&world);
 }
 
-/* One event that could not be had does not keep what is recorded on the stream later. */
+/* One event that could not be had does not keep later blocks from the stream. */
 static void
 test_event_that_failed_once(void) {
     struct world world;
@@ -266,11 +266,11 @@ recorded_round(struct world *world, pya_dptr *ptrs, size_t n) {
         give(world, ptrs[i]);
     }
     pya_sim_finish_all(world->sim);
-    give(world, take(world, 512, ONE)); /* sees that they are done */
+    give(world, take(world, 512, ONE)); /* notices that they are done */
     CHECK_EQ(stat_of(world->heap, 0, "active.all.current"), 0);
 }
 
-/* An event is made once and recorded again for the next block; after a burst most go back to the device. */
+/* An event is made once and recorded again for the next block.  After a burst, most go back to the device. */
 static void
 test_events_are_kept(void) {
     enum { BURST = 1000 };
@@ -292,7 +292,8 @@ test_events_are_kept(void) {
     streams_fini(&world);
 }
 
-/* A kept event that could not be recorded is made anew at once, and kept for the next try where that one cannot either. */
+/* A kept event that cannot be recorded is replaced by a new one at once, and kept for the next attempt if that one
+ * cannot either. */
 static void
 test_kept_event_fails(void) {
     struct world world;
@@ -317,8 +318,8 @@ test_kept_event_fails(void) {
     streams_fini(&world);
 }
 
-/* Streams that share a card use up addresses, of which there are few here: requests go on being served while there is
- * memory, whatever step first lacks them, and addresses nobody needs go back. */
+/* Streams that share a card use up addresses, of which there are few here.  Requests are served while there is memory,
+ * whatever step first lacks addresses; unused addresses go back. */
 static void
 addresses_run_out(const char *options, uint64_t address_bytes) {
     enum { N_BLOCKS = 400, N_STEPS = 10000 };
@@ -356,7 +357,7 @@ addresses_run_out(const char *options, uint64_t address_bytes) {
     streams_fini(&world);
 }
 
-/* Each of many streams, and each of many graphs, gets its memory: those that came first do not hold all addresses. */
+/* Each of many streams, and each of many graphs, gets its memory: the first ones do not hold all addresses. */
 static void
 test_addresses_are_there_for_many(void) {
     enum { N_STREAMS = 400 / CHECK_ONE_IN, N_POOLS = 2000 / CHECK_ONE_IN };
@@ -398,7 +399,7 @@ test_addresses_run_out(void) {
     addresses_run_out("memory:fast", 4800 * MIB);
 }
 
-/* Streams that share memory move pages and hardly ever stitch them: the addresses that those leave behind go, too. */
+/* Streams that share memory move pages and hardly ever stitch them.  The addresses left behind go back too. */
 static void
 test_moved_pages_leave_few_addresses(void) {
     enum { N_BLOCKS = 200, N_STEPS = 8000, MOST = 4 };
@@ -431,7 +432,7 @@ test_moved_pages_leave_few_addresses(void) {
     streams_fini(&world);
 }
 
-/* Of the idle memory of another stream that is large enough the smallest stretch changes hands. */
+/* Of another stream's idle memory that is large enough, the smallest stretch changes hands. */
 static void
 test_the_smallest_stretch_changes_hands(void) {
     struct world world;
@@ -447,7 +448,7 @@ test_the_smallest_stretch_changes_hands(void) {
     world_fini(&world);
 }
 
-/* One handle on all devices: of the block's own it is the block's stream, of another it is not. */
+/* One handle on all devices: on the block's own device it is the block's stream, on another it is not. */
 static void
 test_default_streams_of_devices(void) {
     struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
@@ -468,8 +469,8 @@ test_default_streams_of_devices(void) {
     world_fini(&world);
 }
 
-/* Waiting for a stream that another library may have destroyed, or of another device: its event tells, which waiting
- * for the own device would not. */
+/* Waiting for a stream that another library may have destroyed, or one of another device: its event tells when it is
+ * done; waiting for the own device would not. */
 static void
 test_events_are_waited_for(void) {
     struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
@@ -495,7 +496,7 @@ test_foreign_stream_of_another_device(void) {
     struct pya_sim *first = world.sim;
     CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
     CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
-    if (!CHECK(world.sim != first)) { /* the second device's now */
+    if (!CHECK(world.sim != first)) { /* on the second device now */
         return;
     }
     pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, false);
@@ -510,13 +511,13 @@ test_foreign_stream_of_another_device(void) {
     give(&world, ptr);
     CHECK_EQ(
         take(&world, 4 * MIB, THREE),
-        ptr); /* every stream that had memory is asked, this one by its device */
+        ptr); /* every stream that had memory is asked, this one through its device */
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 3);
     give(&world, ptr);
     world_fini(&world);
 }
 
-/* An event recorded while the program captured the stream by hand tells nothing, also when the capture is over. */
+/* An event recorded while the program captured the stream by hand never completes, even after the capture. */
 static void
 test_event_became_part_of_a_graph(void) {
     struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
@@ -536,14 +537,14 @@ test_event_became_part_of_a_graph(void) {
             CHECK_EQ(stat_of(world.heap, 0, "pyalloc_event_frees"), 1);
             give(&world, other);
         }
-        CHECK_OK(
-            pya_empty_cache(world.heap, 0)); /* the sim complains where TWO was not waited for */
+        CHECK_OK(pya_empty_cache(world.heap, 0)); /* the sim complains if TWO was not waited for */
         CHECK_EQ(reserved(&world), 0);
     }
     world_fini(&world);
 }
 
-/* Without host memory for the note the caller is told: the block would be reused under the other stream's work. */
+/* If there is no host memory for the note, the caller gets an error, or the block would be reused under the other
+ * stream's work. */
 static void
 test_record_without_host_memory(void) {
     bool fired = true;
@@ -559,7 +560,7 @@ test_record_without_host_memory(void) {
         pya_sim_finish(world.sim, ONE);
         CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 30 * MIB));
         put(&world, ptr, 30 * MIB);
-        pya_dptr next = get(&world, 30 * MIB, ONE); /* the sim complains if it is still used */
+        pya_dptr next = get(&world, 30 * MIB, ONE); /* the sim complains if it is in use */
         CHECK(next != ptr);
         put(&world, next, 30 * MIB);
         CHECK(!fired || n < 10);

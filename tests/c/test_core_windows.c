@@ -1,4 +1,4 @@
-/* What collection remembers: how long which memory was not needed, by requests and by time. */
+/* What collection remembers: how long which memory was not needed, in requests and in time. */
 #include "pools.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -20,7 +20,7 @@ pass_seconds(struct world *world, uint64_t n) {
     pass_requests(world, 1);
 }
 
-/* Segments of the stream that needed none of its for longest go first. */
+/* First go the segments of the stream that has needed none of its memory for longest. */
 static void
 test_streams_age(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -39,7 +39,7 @@ test_streams_age(void) {
     world_fini(&world);
 }
 
-/* While requests go to a pool a graph may be captured: nothing goes, even if it is known to be idle. */
+/* While requests go to a pool, a graph may be captured: nothing is given back, even if it is known to be idle. */
 static void
 test_nothing_goes_under_a_capture(void) {
     static const char *const options[] = {"", "vmm:False"};
@@ -61,7 +61,7 @@ test_nothing_goes_under_a_capture(void) {
     }
 }
 
-/* As much goes as lies above the level with what is to come; and then nothing for a window. */
+/* What lies above the level, including what is to come, is given back, and then nothing for a window. */
 static void
 test_a_window_lies_between_collections(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -89,7 +89,8 @@ test_a_window_lies_between_collections(void) {
     world_fini(&world);
 }
 
-/* A segment comes whole, and is larger than what it is made for: with it more is reserved than needed, and that goes. */
+/* A segment comes whole and is larger than its request.  With it more is reserved than needed, and that is given
+ * back. */
 static void
 test_segments_make_room_for_the_next(void) {
     static const size_t mib[] = {30, 5};
@@ -123,7 +124,7 @@ test_what_is_needed_does_not_go(void) {
     world_fini(&world);
 }
 
-/* Nor does what is kept for good. */
+/* Nor is what is kept for good given back. */
 static void
 test_what_is_reserved_does_not_go(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -136,8 +137,8 @@ test_what_is_reserved_does_not_go(void) {
     world_fini(&world);
 }
 
-/* A program that did nothing for so long needed nothing, whatever the windows before say; what it needs then counts from
- * then on. */
+/* A program that did nothing for so long needed nothing, whatever the earlier windows say.  What it needs then counts
+ * from then on. */
 static void
 test_a_pause_ends_all_windows(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -167,8 +168,8 @@ is_careful(struct world *world) {
     return world->heap->cards.open[0]->fits_carefully;
 }
 
-/* Memory is short as long as a limit makes it so, whatever the device has; it is looked at now and then only; and tight goes
- * on being careful. */
+/* Memory is short while a limit makes it so, whatever the device has.  That is checked only now and then, and tight
+ * goes on being careful. */
 static void
 test_a_limit_is_a_shortage(void) {
     static const char *const options[] = {"", "memory:tight"};
@@ -196,7 +197,7 @@ test_a_limit_is_a_shortage(void) {
 }
 #endif
 
-/* While a request waits another thread's memory grows. */
+/* While a request waits, another thread's memory grows. */
 static struct world *growing;
 static pya_dptr given;
 
