@@ -127,8 +127,8 @@ period_with_littles(struct world *world, pya_dptr little[N_LITTLE], size_t unlik
     give(world, batch);
 }
 
-/* Small requests lie where they lay too, once the large ones around them have settled: whatever else came free meanwhile, and
- * whatever is best. */
+/* Once the large blocks around them have settled, small requests lie where they lay too, whatever else became free
+ * meanwhile and whatever fits best. */
 static void
 test_little_ones_find_their_places_again(void) {
     struct world world = {0};

@@ -1,5 +1,5 @@
 /* What every device promises (device.h), on each device there is: the simulated one, counting and backed, with and
- * without virtual memory, and the CUDA driver where libcuda.so.1 can be opened (a card, or the host-memory runtime:
+ * without virtual memory, and the CUDA driver if libcuda.so.1 can be opened (a card, or the host-memory runtime:
  * LD_LIBRARY_PATH=<its folder>).  Long because it is all they promise. */
 #include <pthread.h>
 #include <unistd.h>
@@ -74,7 +74,7 @@ suite_events(const struct subject *subject, struct pya_device *dev) {
     CHECK_OK(pya_device_is_capturing(dev, 0, &capturing));
     CHECK(!capturing);
     pya_status status = pya_device_set_peer(dev, dev->index, true);
-    CHECK(status != PYA_OK); /* oneself is no peer */
+    CHECK(status != PYA_OK); /* a device is no peer of itself */
 }
 
 typedef int cuda_stream_create(void **stream, unsigned flags);
@@ -107,7 +107,7 @@ stream_unmake(const struct subject *subject, struct pya_device *dev, pya_stream 
     }
 }
 
-/* Of a destroyed stream a device says that there is no such stream; waiting for all work goes on to work. */
+/* Of a destroyed stream, a device says that there is no such stream; waiting for all work still works. */
 static void
 suite_destroyed_stream(const struct subject *subject, struct pya_device *dev) {
     bool capturing = true;
@@ -134,7 +134,8 @@ suite_destroyed_stream(const struct subject *subject, struct pya_device *dev) {
     CHECK(cuda_current() == before);
 }
 
-/* Work on the default stream would end the capture of a stream that waits for it: it counts as capturing too. */
+/* Work on the default stream would end the capture of a stream that waits for it, so the default stream counts as
+ * capturing too. */
 static void
 suite_blocking_capture(const struct subject *subject, struct pya_device *dev) {
     cuda_stream_create *create = NULL;
@@ -169,7 +170,7 @@ suite_blocking_capture(const struct subject *subject, struct pya_device *dev) {
     pya_device_end(dev);
 }
 
-/* Calls between begin and end, which may be nested; the thread then has the context it had before. */
+/* Calls between begin and end, which may be nested.  Afterwards the thread has the context that it had before. */
 static void
 suite_visits(const struct subject *subject, struct pya_device *dev) {
     void *before = cuda_current();
@@ -191,7 +192,7 @@ suite_visits(const struct subject *subject, struct pya_device *dev) {
     CHECK(cuda_current() == before);
 }
 
-/* Two pages seen at two ranges in the other order. */
+/* Two pages seen at two ranges, in opposite order. */
 static void
 suite_aliases(const struct subject *subject, struct pya_device *dev) {
     pya_page_handle page[2] = {0, 0};
@@ -226,7 +227,7 @@ suite_aliases(const struct subject *subject, struct pya_device *dev) {
         subject->copy_out(text, view + PYA_PAGE + 100, 8);
         CHECK(memcmp(text, "page 0!", 8) == 0);
     }
-    /* One page out of the middle, and back at the same address. */
+    /* One page is unmapped from the middle and mapped again at the same address. */
     CHECK_OK(pya_device_unmap(dev, view, PYA_PAGE));
     CHECK_OK(pya_device_map(dev, view, page[1], 1));
     CHECK_OK(pya_device_set_access(dev, view, PYA_PAGE));
@@ -286,7 +287,7 @@ suite_refusals(const struct subject *subject, struct pya_device *dev) {
     CHECK(pya_device_set_access(dev, addr, PYA_PAGE) != PYA_OK);
     CHECK_OK(pya_device_map(dev, addr, page, 1));
     CHECK(pya_device_map(dev, addr, page, 1) != PYA_OK);
-    if (subject->open != open_cuda) { /* a card's driver (580.159 on an H200) says it were done */
+    if (subject->open != open_cuda) { /* a card's driver (580.159, H200) claims that it is done */
         CHECK(pya_device_unmap(dev, addr + PYA_PAGE, PYA_PAGE) != PYA_OK);
     }
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
@@ -383,7 +384,7 @@ suite_threads(const struct subject *subject, struct pya_device *dev) {
     }
 }
 
-/* Nothing the allocator asks for ends a capture, in the strictest mode, of its own thread or of another. */
+/* Nothing that the allocator asks for ends a capture, in the strictest mode, of its own thread or of another. */
 static void
 suite_during_capture(const struct subject *subject, struct pya_device *dev) {
     int (*begin)(void *stream, int mode) = NULL;
@@ -460,7 +461,7 @@ test_open_refuses(void) {
     pya_device_close(NULL);
 }
 
-/* Opens the card of the host-memory runtime while every call of that name, or only the first, gives the error. */
+/* Opens the card of the host-memory runtime while every call of that name, or only the first, returns the error. */
 static bool
 open_failing(uint64_t n, const char *call, int error, struct pya_device_caps *caps) {
     void *live_symbol = cuda_symbol("pya_hostcuda_live");
@@ -485,7 +486,8 @@ open_failing(uint64_t n, const char *call, int error, struct pya_device_caps *ca
     return true;
 }
 
-/* A driver that promises virtual memory and refuses it: without the part it refuses, else without all of it. */
+/* A driver that promises virtual memory and refuses it: the device works without the refused part, or without all of
+ * it. */
 static void
 test_vmm_is_tried_out(void) {
     static const struct {
@@ -512,8 +514,8 @@ test_vmm_is_tried_out(void) {
     }
 }
 
-/* The last case: a card's driver may crash here.  torch destroys none of its streams, and other libraries' are asked
- * nothing. */
+/* The last case, because a card's driver may crash here.  torch destroys none of its streams, and other libraries'
+ * streams are asked nothing. */
 static void
 test_destroyed_streams(void) {
     for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++) {

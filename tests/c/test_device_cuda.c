@@ -1,5 +1,5 @@
-/* What the driver's answers become, on the host-memory runtime, which can be told to fail; without it nothing is tested
- * but that a device cannot be opened. */
+/* What becomes of the driver's answers, on the host-memory runtime, which can be told to fail.  Without it, the only
+ * test is that a device cannot be opened. */
 #include "check.h"
 
 #include "device/cuda.h"
@@ -48,7 +48,8 @@ test_errors_are_told_apart(void) {
     pya_device_close(dev);
 }
 
-/* A driver that is shutting down has taken everything back, whether it says so of the call or of entering. */
+/* A driver that is shutting down has taken everything back, whether it says so for the call or for entering its
+ * context. */
 static void
 test_giving_back_at_the_end_is_no_error(void) {
     static const char *const calls[] = {"cuMemFree_v2", "cuCtxGetCurrent"};
@@ -140,7 +141,7 @@ test_peers(void) {
     CHECK_OK(pya_device_map(dev, addr, page, 1));
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
     CHECK_EQ(access_of(1, addr), 0);
-    /* What is open already is opened for the other device alone. */
+    /* Only the other device is given access to what is already accessible here. */
     CHECK_OK(pya_device_open_peer(dev, 1, addr, PYA_PAGE));
     CHECK_EQ(access_of(1, addr), 3);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));

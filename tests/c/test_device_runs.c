@@ -1,4 +1,5 @@
-/* Handles of several pages, on each device there is: made, mapped, opened, unmapped and released as a whole. */
+/* Handles of several pages, on each device there is: made, mapped, made accessible, unmapped and released as a
+ * whole. */
 #include <unistd.h>
 
 #include "check.h"
@@ -6,7 +7,7 @@
 
 enum { N = 4, BYTES = N * PYA_PAGE };
 
-/* What is missing of the device's free memory since `before`. */
+/* How much less free memory the device has than `before`. */
 static size_t
 missing(struct pya_device *dev, size_t before) {
     size_t free_bytes = 0;
@@ -35,7 +36,7 @@ run_make(struct run *run, struct pya_device *dev) {
     CHECK_OK(pya_device_range_reserve(dev, 3 * BYTES, &run->view));
 }
 
-/* The memory was the card's own alone: with the simulated device, to the byte. */
+/* No other process used the card's memory: always so for the simulated device, to the byte. */
 static void
 run_end(struct run *run) {
     CHECK_OK(pya_device_range_release(run->dev, run->home, 2 * BYTES));
@@ -50,7 +51,7 @@ pattern(size_t i) {
     return (unsigned char)(i * 31 + (i >> 12) * 7 + (i >> 21));
 }
 
-/* Every byte written at home is seen at the view, and the other way round. */
+/* Every byte written at home is read at the view, and the other way round. */
 static void
 check_alias(const struct subject *subject, pya_dptr home, pya_dptr view) {
     if (subject->copy_in == NULL) {
@@ -83,7 +84,7 @@ suite_aliases(const struct subject *subject, struct pya_device *dev) {
     CHECK_OK(pya_device_set_access(dev, run.home, BYTES));
     CHECK_OK(pya_device_set_access(dev, view, BYTES));
     check_alias(subject, run.home, view);
-    /* Released while mapped: all its memory stays until the last mapping goes. */
+    /* Released while mapped: all of its memory stays until the last mapping goes. */
     CHECK_OK(pya_device_page_release(dev, run.handle));
     CHECK_OK(pya_device_sync(dev));
     CHECK_OK(pya_device_unmap(dev, run.home, BYTES));
@@ -99,7 +100,7 @@ suite_aliases(const struct subject *subject, struct pya_device *dev) {
     run_end(&run);
 }
 
-/* What a driver refuses of a part, it refuses before it changes anything. */
+/* What a driver refuses to do to a part, it refuses before it changes anything. */
 static void
 suite_parts(const struct subject *subject, struct pya_device *dev) {
     struct run run;
@@ -108,7 +109,7 @@ suite_parts(const struct subject *subject, struct pya_device *dev) {
     CHECK(pya_device_map(dev, run.home, run.handle, N - 1) != PYA_OK);
     CHECK(pya_device_map(dev, run.home, run.handle, N + 1) != PYA_OK);
     if (subject->copy_in !=
-        cuda_in) { /* into the range beside, if there is one: drivers do not say */
+        cuda_in) { /* into the adjacent range, if there is one: drivers do not say */
         CHECK(pya_device_map(dev, run.home + BYTES + PYA_PAGE, run.handle, N) != PYA_OK);
     }
     CHECK_OK(pya_device_map(dev, run.home, run.handle, N));
@@ -140,7 +141,7 @@ suite_parts(const struct subject *subject, struct pya_device *dev) {
     run_end(&run);
 }
 
-/* Handles of several lengths side by side, in one call opened and in one unmapped. */
+/* Handles of several lengths side by side, made accessible in one call and unmapped in one. */
 static void
 suite_lengths(const struct subject *subject, struct pya_device *dev) {
     static const size_t lengths[] = {1, N, 2, 1};
@@ -168,7 +169,7 @@ suite_lengths(const struct subject *subject, struct pya_device *dev) {
     run_end(&run);
 }
 
-/* A handle of several pages as a descriptor: the same bytes under a second handle of as many. */
+/* A handle of several pages as a descriptor: the same bytes under a second handle of the same length. */
 static void
 suite_export(const struct subject *subject, struct pya_device *dev) {
     struct pya_device_caps caps;
@@ -240,7 +241,8 @@ state_of(struct pya_device *dev) {
     return state;
 }
 
-/* A handle of several pages is one thing: parts of it are seen, and what it held is held again by the next of its length. */
+/* A handle of several pages is one thing: parts of it are seen, and the next handle of its length holds what it
+ * held. */
 static void
 test_sim_sees_parts(void) {
     const struct pya_sim_config small = {
@@ -303,7 +305,7 @@ test_sim_sees_parts(void) {
     pya_device_close(dev);
 }
 
-/* What a call costs goes by handles: one of four pages about as one of one page. */
+/* The cost of a call depends on handles: one of four pages costs about as much as one of one page. */
 static void
 test_sim_costs(void) {
     struct pya_device *dev = open_counting();

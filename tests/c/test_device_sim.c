@@ -86,7 +86,7 @@ test_cost_ranges(void) {
         }
         CHECK(pya_sim_calls[i].name[0] != '\0');
     }
-    /* the ends that were published, for 2 MiB, without what was measured for each page */
+    /* the published extremes for 2 MiB, without what was measured for each page */
     CHECK_EQ(pya_sim_call_ns(PYA_SIM_HIGH, PYA_SIM_PLAIN_ALLOC, 0, 1), 1000000);
     CHECK_EQ(pya_sim_call_ns(PYA_SIM_LOW, PYA_SIM_SET_ACCESS, 1, 1), 21000);
     CHECK_EQ(pya_sim_call_ns(PYA_SIM_HIGH, PYA_SIM_SET_ACCESS, 1, 0), 36000);
@@ -168,7 +168,7 @@ test_capacity(void) {
     pya_device_close(dev);
 }
 
-/* Random ranges against a list: never two at one address, and the space comes back whole. */
+/* Random ranges against a list: never two at one address, and all of the space comes back. */
 static void
 test_ranges(void) {
     struct pya_sim_config config = small;
@@ -370,7 +370,7 @@ test_shadow(void) {
     pya_device_close(dev);
 }
 
-/* Each step of 512 bytes has its owner, wherever the ranges of the owners begin and end. */
+/* Each step of 512 bytes has its owner, wherever the owners' ranges begin and end. */
 static void
 test_shadow_by_the_step(void) {
     struct pya_sim *sim = open_sim(small);
@@ -395,7 +395,7 @@ test_shadow_by_the_step(void) {
     pya_device_close(pya_sim_device(sim));
 }
 
-/* Work that is finished as it is queued waits for nobody; what is known of a page's work goes with the page. */
+/* Work that is finished when it is queued waits for nobody, and what is known of a page's work goes with the page. */
 static void
 test_work_that_is_over(void) {
     struct pya_sim_config config = small;
@@ -421,7 +421,7 @@ test_work_that_is_over(void) {
     CHECK_OK(pya_sim_use(sim, 2, addr, PYA_PAGE));
     CHECK_EQ(
         state_of(sim).n_violations,
-        1); /* the next owner of those bytes has nothing to do with it */
+        1); /* the next owner of these bytes has nothing to do with it */
     pya_device_close(dev);
 }
 
@@ -503,7 +503,7 @@ free_plain:
     return status;
 }
 
-/* Every host allocation of the sim fails once. */
+/* Each host allocation of the sim fails once. */
 static void
 test_host_memory_sweep(void) {
     struct pya_sim_config config = small;

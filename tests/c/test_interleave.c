@@ -1,7 +1,7 @@
 /* The lock, and what threads do without one, in every order of their steps on the memory of interleave.h.
  *
- * The code is the library's: lock.c, cards.h and refcount.h, compiled here once more.  A case holds only if the model
- * also finds each of its mutants: the same code with one kind of mistake. */
+ * The code is the library's: lock.c, cards.h and refcount.h, compiled once more here.  A case passes only if the model
+ * also rejects each of its mutants: the same code with one kind of mistake. */
 #include "check.h"
 
 #include "interleave.h"
@@ -279,7 +279,7 @@ no_second_look(struct interleave_op *op, enum interleave_kind last) {
         op->kind == LOAD && op->address == &cards.open[1] && op->order == __ATOMIC_RELAXED;
 }
 
-/* One place at a time, so that each order is shown to be needed. */
+/* One place at a time, to show that each memory order is needed. */
 static void
 relax(struct interleave_op *op, const volatile void *address, int order) {
     if (op->address == address && op->order == order) {
@@ -320,7 +320,7 @@ test_cards(void) {
     CHECK_MUTANTS(&claiming, of_claiming);
 }
 
-/* ---- reference counts: the last owner sees all, what is dead is found once ---- */
+/* ---- reference counts: the last owner sees everything, what is dead is found once ---- */
 
 static struct pya_refcount things[2];
 static struct pya_refcount *dead;
@@ -386,7 +386,7 @@ push(int i) {
     pya_refcount_push_dead(&dead, &things[i]);
 }
 
-/* Takes the list apart; true when things[0] was on it. */
+/* Takes the list apart; true if things[0] was on it. */
 static bool
 take_all(void) {
     bool has_first = false;
@@ -408,7 +408,7 @@ take_all(void) {
     return has_first;
 }
 
-/* The first thing is used again where it was: its address may come back while the other is being pushed. */
+/* The first thing is used again at the same address, which may come back while the other is being pushed. */
 static void
 dead_run(int thread, int round) {
     (void)round;

@@ -1,4 +1,4 @@
-/* Names for blocks, and the socket over which their pages come: here both sides are one process. */
+/* Names for blocks, and the socket that brings their pages.  Here both sides are one process. */
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
@@ -37,7 +37,7 @@ n_open_files(void) {
     return n;
 }
 
-/* Until the server has accepted or closed what it will: n files more than at rest. */
+/* Waits until the server has accepted or closed all that it will: n files more than at rest. */
 static bool
 wait_for_files(size_t n) {
     for (int i = 0; i < 5000 && n_open_files() != n_at_rest + n; i++) {
@@ -122,7 +122,8 @@ test_failures_leave_no_files_open(void) {
     give(&the_world, ptr);
 }
 
-/* Whoever connects and talks nonsense is put off; others are served meanwhile, one that said nothing so far among them. */
+/* A client that connects and sends nonsense is dropped.  Others are served meanwhile, among them one that has said
+ * nothing yet. */
 static void
 test_strangers_are_put_off(void) {
     enum { NO_SECRET, MANY, NONE, SHORT, QUIET, N };
@@ -162,11 +163,11 @@ test_strangers_are_put_off(void) {
     for (int i = 0; i < N; i++) {
         CHECK_EQ(close(fds[i]), 0);
     }
-    CHECK(wait_for_files(0)); /* those that were handed out too */
+    CHECK(wait_for_files(0)); /* including those that were handed out */
     give(&the_world, ptr);
 }
 
-/* Says less than a reply to whoever asks first, with an open file of its own. */
+/* Sends less than a reply to the first client, with an open file of its own. */
 static void *
 answer_short(void *arg) {
     struct ipc_packet packet;
@@ -185,7 +186,7 @@ answer_short(void *arg) {
     return NULL;
 }
 
-/* A reply of another length is none; what came with it does not stay open. */
+/* A reply of another length is refused, and the files that came with it are closed. */
 static void
 test_short_reply(void) {
     struct pya_ipc_name name;
@@ -196,7 +197,7 @@ test_short_reply(void) {
     pthread_t thread;
     pya_dptr ptr = take(&the_world, 3 * MIB, 0);
     world_share(ptr, &name, &offset);
-    name.secret[0] ^= 1; /* another socket than the server's */
+    name.secret[0] ^= 1; /* not the server's socket */
     socklen_t n = ipc_address(name.pid, name.secret, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     CHECK_EQ(bind(fd, (const struct sockaddr *)&address, n), 0);
@@ -209,7 +210,7 @@ test_short_reply(void) {
     give(&the_world, ptr);
 }
 
-/* Another user who has come to know the secret. */
+/* Another user who knows the secret. */
 static void
 test_other_users_are_put_off(void) {
     enum { NOBODY = 65534 };
@@ -226,7 +227,7 @@ test_other_users_are_put_off(void) {
     if (child == 0) {
         struct ipc_reply reply;
         int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        if (setuid(NOBODY) != 0) { /* it takes root */
+        if (setuid(NOBODY) != 0) { /* needs root */
             _exit(0);
         }
         bool is_in = connect(fd, (const struct sockaddr *)&address, n) == 0;
@@ -239,7 +240,7 @@ test_other_users_are_put_off(void) {
     give(&the_world, ptr);
 }
 
-/* So many are served at once, the others when those have gone. */
+/* So many are served at once; the others once those have gone. */
 static void
 test_too_many_wait_their_turn(void) {
     enum { N_SERVED = 64, N = N_SERVED + 6 };
@@ -297,7 +298,8 @@ test_several_at_once(void) {
     give(&the_world, ptr);
 }
 
-/* Files of this thread alone; 0 ... 2 more can be opened: too few for the connection, for any page, for all pages. */
+/* With files of this thread alone; 0, 1 or 2 more can be opened: too few for the connection, for any page, for all
+ * pages. */
 static void *
 open_with_few_files(void *arg) {
     static const char *const reasons[] = {"no socket", "ulimit -n", "ulimit -n"};
@@ -314,7 +316,7 @@ open_with_few_files(void *arg) {
     for (size_t i = 0; i < 3; i++) {
         CHECK_EQ(pya_ipc_open(the_world.heap, 0, name, &base, why), PYA_E_HOST_NOMEM);
         CHECK(strstr(why, reasons[i]) != NULL);
-        const int fd = dup(0); /* none is left open */
+        const int fd = dup(0); /* none stays open */
         CHECK_EQ(fd >= 0, i > 0);
         CHECK(i == 0 || close(fd) == 0);
         CHECK_EQ(close(fds[--n]), 0);
@@ -334,7 +336,7 @@ test_few_files(void) {
     pthread_t thread;
     size_t offset;
     if (CHECK_ONE_IN > 1) {
-        return; /* ThreadSanitizer takes the files of all threads for the same */
+        return; /* ThreadSanitizer takes the files of all threads for one set */
     }
     pya_dptr ptr = take(&the_world, 9 * MIB, 0);
     world_share(ptr, &name, &offset);
@@ -353,7 +355,7 @@ on_alarm(int number) {
     (void)number;
 }
 
-/* Signals whose handlers restart nothing. */
+/* Signals whose handlers do not restart system calls. */
 static void
 test_signals_in_between(void) {
     struct sigaction action = {.sa_handler = on_alarm};
@@ -370,7 +372,7 @@ test_signals_in_between(void) {
     give(&the_world, ptr);
 }
 
-/* A forked child owns nothing, neither to share nor to map at; and it does not keep the parent's socket. */
+/* A forked child owns nothing, neither to share nor to map at, and it does not keep the parent's socket. */
 static void
 test_forked_children(void) {
     struct pya_ipc_name name;
@@ -396,8 +398,8 @@ test_forked_children(void) {
     give(&the_world, ptr);
 }
 
-/* A process that may open no more files says so, and shares once it may again: then the server begins, and keeps none of the
- * signals from the program. */
+/* A process that may open no more files says so, and shares once it may again.  The server begins then, and blocks no
+ * signal of the program. */
 static void
 server_begin_late(void) {
     struct rlimit files;

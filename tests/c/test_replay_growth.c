@@ -1,5 +1,5 @@
-/* What a scan tells of device memory: which request each piece was taken for, and until when.  And of more pieces and blocks than
- * it keeps. */
+/* What a scan tells of device memory: which request each piece was taken for, and until when; and what happens with
+ * more pieces and blocks than it keeps. */
 #include "check.h"
 
 #include "replay/scan.h"
@@ -120,7 +120,7 @@ test_devices_are_apart(void) {
     check_growths(scanned(events, 5, 0), WANTED({2, PYA_SCAN_NEVER, 10, 0}));
 }
 
-/* What was there when the trace began is told at its first time, blocks after segments. */
+/* What existed when the trace began is told at its first time, blocks after segments. */
 static void
 test_what_was_there_before_was_for_no_request(void) {
     struct pya_scan *scan = scanned(
@@ -141,7 +141,7 @@ test_what_was_there_before_was_for_no_request(void) {
         WANTED({0, PYA_SCAN_NEVER, 20, 0}, {1, PYA_SCAN_NEVER, 20, 0}, {4, PYA_SCAN_NEVER, 20, 3}));
 }
 
-/* A segment is for the first request in it, where the trace tells it for no other; what was there before is for none. */
+/* A segment is for the first request in it, unless the trace names another.  One that existed before is for none. */
 static void
 test_segments_have_a_request(void) {
     static const struct {
@@ -182,7 +182,7 @@ test_segments_have_a_request(void) {
     pya_scan_destroy(scan);
 }
 
-/* A pool's request lies in the middle of pages that another pool had, and takes over those alone. */
+/* A pool's request lies in the middle of pages that another pool had, and takes over only those. */
 static void
 test_pages_go_from_pool_to_pool(void) {
     static const uint64_t pages[][3] = {{100, 4, 1}, {104, 2, 0}, {106, 2, 2}, {108, 2, 1}};
@@ -209,7 +209,7 @@ test_pages_go_from_pool_to_pool(void) {
     pya_scan_destroy(scan);
 }
 
-/* Pages that join a used mapping behind them and an unused one before: what was asked for behind is not forgotten. */
+/* Pages that join a used mapping behind them and an unused one before them: the request behind is not forgotten. */
 static void
 test_pages_between_mappings(void) {
     struct pya_scan *scan = scanned(
@@ -230,7 +230,7 @@ test_pages_between_mappings(void) {
     pya_scan_destroy(scan);
 }
 
-/* The end of a free is missing where something else lies there since; another's is still to come. */
+/* The end of a free is missing if something else lies there since; another's is still to come. */
 static void
 test_ends_of_frees_that_are_missing(void) {
     struct pya_scan *scan = scanned(
@@ -257,7 +257,7 @@ test_ends_of_frees_that_are_missing(void) {
     pya_scan_destroy(scan);
 }
 
-/* Which request reserved memory grew for at its largest: the next of its device, if there is one. */
+/* The request for which reserved memory grew to its largest: the next one on that device, if any. */
 static void
 test_the_peak_has_a_request(void) {
     const struct pya_trace_event events[] = {
@@ -282,7 +282,8 @@ test_the_peak_has_a_request(void) {
     }
 }
 
-/* N pieces of device memory with a block in each; all blocks lie there at once, and go in the order they came. */
+/* N pieces of device memory with a block in each.  All blocks are alive at once and are freed in the order of their
+ * requests. */
 static struct pya_scan *
 scanned_many(size_t n, uint64_t (*bytes_of)(size_t i)) {
     struct pya_trace_event *events = calloc(4 * n, sizeof *events);

@@ -1,4 +1,4 @@
-/* The what-if policies: rules of torch's allocator worked out by hand, random programs with every byte checked for one
+/* The what-if policies: rules of torch's allocator worked out by hand, random programs that check every byte for one
  * owner, the least memory, and every failure. */
 #include "check.h"
 #include "fault.h"
@@ -148,7 +148,7 @@ test_expandable_rules(void) {
     CHECK_EQ(reserved(b), 42 * MIB); /* in units of 20 MiB */
     CHECK_EQ(pya_model_bytes(large), 30 * MIB);
     struct pya_model_block *grown = take(b, 25 * MIB, 0);
-    CHECK_EQ(reserved(b), 62 * MIB); /* the 10 MiB left over, and one unit more */
+    CHECK_EQ(reserved(b), 62 * MIB); /* the 10 MiB left over, and one more unit */
     CHECK_EQ(pya_model_addr(grown), pya_model_addr(large) + 30 * MIB);
     give(b, large);
     give(b, small);
@@ -165,7 +165,7 @@ test_expandable_rules(void) {
     close_bench(b);
 }
 
-/* A program of random requests: half of them small, some used on a second stream. */
+/* A program of random requests, half of them small, some used on a second stream. */
 static struct pya_program *
 random_program(uint64_t seed, unsigned n_ops, unsigned n_streams, int n_devices) {
     struct pya_program *program = NULL;
@@ -220,7 +220,7 @@ test_random_programs(void) {
             CHECK_EQ(result.n_violations, 0);
             CHECK(result.peak_bytes >= info.peak_live_bytes);
             CHECK(result.n_calls >= result.n_calls_second_half);
-            /* tight memory: it may fail, but never misbehave */
+            /* little memory: requests may fail, but nothing may misbehave */
             settings.capacity_bytes = pya_round_up(info.peak_live_bytes, PYA_PAGE) + 4 * PYA_PAGE;
             CHECK_OK(pya_replay_run(program, &settings, &result));
             CHECK_EQ(result.n_violations, 0);
@@ -236,7 +236,7 @@ add(struct pya_program *program, int kind, uint64_t addr, size_t bytes) {
     CHECK_OK(pya_program_add(program, &e));
 }
 
-/* 100 MiB, then 60 + 60 in its place: native with segments of exact size needs them all or a retry. */
+/* 100 MiB, then 60 + 60 in its place: native with segments of exact size needs all of it, or a retry. */
 static void
 test_find_min(void) {
     struct pya_program *program = NULL;
@@ -266,14 +266,14 @@ test_find_min(void) {
     settings.policy = PYA_REPLAY_PYALLOC;
     CHECK_OK(pya_replay_find_min(program, &settings, &min));
     CHECK_EQ(min.bytes, 120 * MIB);
-    CHECK_EQ(min.n_replays, 2); /* ample, and what that took */
+    CHECK_EQ(min.n_replays, 2); /* ample memory, and how much of it that took */
     settings.capacity_bytes = 100 * MIB;
     CHECK_EQ(pya_replay_find_min(program, &settings, &min), PYA_E_NOMEM);
     pya_program_destroy(program);
 }
 
-/* With a little less memory than is needed for all of them, the first segment has been given back before the 90 could be
- * put into it: it does with 206, not with 210 to 214, and with 216 again. */
+/* With a little less memory than all of them need, the first segment is given back before the 90 could be put into it:
+ * 206 are enough, 210 to 214 are not, and 216 are again. */
 static void
 test_find_min_tells_holes(void) {
     struct pya_program *program = NULL;
@@ -305,7 +305,7 @@ test_find_min_tells_holes(void) {
     pya_program_destroy(program);
 }
 
-/* What a pass leaves alive, in a pool too, is gone before the next: it finds all memory it had. */
+/* What a pass leaves alive, in a pool too, is freed before the next: each pass finds the same memory. */
 static void
 test_passes(void) {
     struct pya_program *program = NULL;
@@ -440,8 +440,8 @@ test_pool_program(void) {
         CHECK_OK(pya_replay_run(program, &settings, &result));
         CHECK(result.completed);
         CHECK_EQ(result.n_violations, 0);
-        /* One default pool of a device, and three pools of the other: torch keeps what the first two had, while pyalloc
-         * gives it to the next. */
+        /* One default pool of a device, and three pools of another: torch keeps what the first two had, pyalloc gives
+         * it to the next. */
         size_t n_kept = policy == PYA_REPLAY_PYALLOC ? 1 : 3;
         CHECK(result.peak_bytes >= (n_kept * 20 + 16) * 3 * MIB);
         CHECK(n_kept == 3 || result.peak_bytes < (2 * 20 + 16) * 3 * MIB);
@@ -449,7 +449,7 @@ test_pool_program(void) {
     pya_program_destroy(program);
 }
 
-/* Events nobody's allocator would write: whatever program they make, replaying it is defined. */
+/* Events that no allocator would write: whatever program they make, its replay is defined. */
 static void
 test_hostile_programs(void) {
     static const uint64_t sizes[] = {
@@ -504,7 +504,7 @@ test_stopping(void) {
     pya_program_destroy(program);
 }
 
-/* Every host allocation of loading and replaying fails once. */
+/* Each host allocation of loading and replaying fails once. */
 static void
 test_host_memory_sweep(void) {
     for (int policy = 0; policy < PYA_REPLAY_PYALLOC; policy++) {
@@ -532,13 +532,13 @@ test_host_memory_sweep(void) {
                 CHECK(nth > 100);
                 break;
             }
-            /* the ends are where most differs: every allocation at first, then every 13th */
+            /* most differs at the two ends: at first every allocation, then every 13th */
             nth += nth > 40 ? 12 : 0;
         }
     }
 }
 
-/* Every device call fails once, with no memory and with an error. */
+/* Each device call fails once, out of memory and with an error. */
 static void
 test_device_sweep(void) {
     for (int expandable = 0; expandable < 2; expandable++) {

@@ -1,4 +1,4 @@
-/* Blocks whose lives are known: no two share a byte while both live, and little room is lost. */
+/* Blocks with known lives: no two share a byte while both live, and little room is lost. */
 #include "check.h"
 #include "fault.h"
 #include "replay/placement.h"
@@ -22,7 +22,7 @@ blocks_meet(const struct pya_placed *a, const struct pya_placed *b) {
     return false;
 }
 
-/* Looks at every pair, at the extent and at what is alive at every beginning. */
+/* Checks every pair, the extent, and what is alive at every beginning. */
 static void
 check_placed(const struct pya_placed *blocks, size_t n, struct pya_placement found) {
     uint64_t extent = 0;
@@ -96,7 +96,7 @@ test_both_lives_count(void) {
     CHECK_EQ(found.extent_bytes, 4 * MIB);
 }
 
-/* The largest first is not best here: those that end highest have to come before it. */
+/* Here the largest first is not best: those that end highest have to come before it. */
 static void
 test_more_rounds_help(void) {
     uint64_t rng = 3;
@@ -120,8 +120,8 @@ test_more_rounds_help(void) {
     CHECK(n_better > 5);
 }
 
-/* Sets that can be placed without a gap, as they were cut out of a whole, end within 1 % above it on average: 0.6 %, but
- * 1.2 % without other orders to begin with, and 1.8 % without the best one shaken. */
+/* Sets cut out of a whole, so that they can be placed without a gap, end at most 1 % above it on average: 0.6 %.  With
+ * one initial order it is 1.2 %, without shaking the best order 1.8 %. */
 static void
 test_other_orders_help(void) {
     uint64_t rng = 5;
@@ -172,7 +172,7 @@ test_any_blocks(void) {
     }
 }
 
-/* What the watch was told, and after how many calls it wants no more. */
+/* What the watch was told, and after how many calls it stops. */
 struct watched {
     uint64_t n_steps, least;
     size_t n_calls, n_most;
@@ -189,7 +189,7 @@ watch_goes_on(void *arg, uint64_t n_steps, uint64_t n_most) {
     return watched->n_calls < watched->n_most;
 }
 
-/* It is told now and then how far it is, not at each block, and ends it. */
+/* It is told now and then how far the search is, not at each block, and may end it. */
 static void
 test_the_watch_is_told_how_far_it_is_and_ends_it(void) {
     enum { N = 6000 };

@@ -6,7 +6,7 @@
 
 static char path[] = "/tmp/pya-program-XXXXXX";
 
-/* n blocks one after the other, on as many streams as are asked for, and a note before each. */
+/* n blocks one after the other, on the given number of streams, each after a note. */
 static void
 write_program(uint64_t n, uint64_t n_streams, uint64_t bytes) {
     struct pya_trace_writer *writer = NULL;

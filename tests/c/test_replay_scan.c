@@ -1,5 +1,5 @@
-/* One pass over a trace: totals, moments, phases and the timeline against a naive model; any events whatever are
- * survived, and running out of host memory anywhere is told.  Long because every kind of row is looked at. */
+/* One pass over a trace: totals, moments, phases and the timeline against a naive model.  Any events at all are
+ * survived, and running out of host memory anywhere is reported.  Long because every kind of row is looked at. */
 #include "check.h"
 #include "scans.h"
 
@@ -192,7 +192,7 @@ write_phases(void) {
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_END, .text = module});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_BEGIN, .text = inner});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .addr = 4096, .bytes = 512});
-    /* inner is left open, as by an exception */
+    /* inner stays open, as after an exception */
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_END, .text = outer});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_CATEGORY, .addr = 512, .text = kept});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_LABEL, .addr = 512, .text = inner});
@@ -234,7 +234,7 @@ test_phases(void) {
     pya_scan_destroy(scan);
 }
 
-/* The end of a phase or module that is not open ends nothing; that of an outer one ends those inside it. */
+/* The end of a phase or module that is not open ends nothing; the end of an outer one ends those inside it. */
 static void
 test_ends_that_are_missing(void) {
     struct pya_trace_writer *writer = begin();
@@ -271,7 +271,7 @@ test_ends_that_are_missing(void) {
     pya_scan_destroy(scan);
 }
 
-/* Blocks of one address each; the window is events 100 to 299. */
+/* Blocks at one address each; the window is events 100 to 299. */
 static void
 test_window(void) {
     static const struct {
@@ -316,7 +316,7 @@ test_window(void) {
     pya_scan_destroy(scan);
 }
 
-/* More phases and steps than are kept are counted; the last step kept is over when the next begins. */
+/* More phases and steps than are kept are counted; the last step kept ends when the next begins. */
 static void
 test_more_than_is_kept(void) {
     enum { N = 65536 + 3 };
@@ -356,14 +356,14 @@ test_more_than_is_kept(void) {
     CHECK_EQ(phases[2].begin_ns, 21);
     CHECK_EQ(phases[2].end_ns, 23);
     CHECK_EQ(pya_scan_totals(scan)->n_lost, 6);
-    /* What comes later is told by its phase and step all the same. */
+    /* Later ones still get their phase and step. */
     CHECK_EQ(pya_scan_totals(scan)->peak_phase, name);
     CHECK_EQ(pya_scan_totals(scan)->peak_step, N);
     CHECK_EQ(pya_scan_totals(scan)->last_ns, 10 * (N - 1) + 3);
     pya_scan_destroy(scan);
 }
 
-/* Blocks without a stack are told apart by the first phases; those of all others count as of none. */
+/* Blocks without a stack are told apart by the first phases; those of all other phases count as without one. */
 static void
 test_more_phases_than_are_told_apart(void) {
     enum { N = 70 };
@@ -393,7 +393,7 @@ test_more_phases_than_are_told_apart(void) {
     pya_scan_destroy(scan);
 }
 
-/* What is of one device is counted for that one; asked for one, the others are not there. */
+/* What belongs to one device counts for it; a scan of one device leaves out the others. */
 static void
 test_devices(void) {
     struct pya_trace_writer *writer = begin();
@@ -443,7 +443,7 @@ test_devices(void) {
     }
 }
 
-/* Part of a mapping goes: from its end, from its middle, from its beginning, all of it. */
+/* Part of a mapping goes: its end, its middle, its beginning, all of it. */
 static void
 test_parts_of_segments(void) {
     static const struct {
@@ -536,7 +536,7 @@ test_nonsense(void) {
     }
 }
 
-/* Blocks have their threads, and names are of all devices; of too many the first are kept. */
+/* Blocks have their threads, and names belong to all devices; of too many, the first are kept. */
 static void
 test_threads(void) {
     enum { N = 65536 + 2 };

@@ -1,4 +1,4 @@
-/* Who held memory from one mark to another, and how high it stood beside that, against a model that knows all lives. */
+/* Who held memory from one mark to another, and how high the rest stood, against a model that knows all lives. */
 #include <unistd.h>
 
 #include "check.h"
@@ -75,7 +75,7 @@ is_alive(const struct life *life, uint64_t moment) {
     return life->begin < moment && life->end >= moment;
 }
 
-/* Of a device, a stack and a thread what is alive at a mark. */
+/* What is alive at a mark, by device, stack and thread. */
 static void
 check_mark(
     const struct model *model, const struct pya_scan *scan, const uint64_t *marks, uint32_t mark) {
@@ -109,7 +109,7 @@ test_against_model(void) {
     for (uint64_t seed = 1; seed <= 8; seed++) {
         uint64_t rng = seed;
         struct model *model = calloc(1, sizeof *model);
-        uint64_t marks[N_MARKS]; /* the first before all, two of one moment, the last at the end */
+        uint64_t marks[N_MARKS]; /* before everything ... two at one moment ... at the end */
         write_model(model, &rng);
         for (uint64_t i = 0; i < N_MARKS; i++) {
             marks[i] = i == 7 ? marks[6] : i * N_EVENTS / (N_MARKS - 1);
@@ -125,7 +125,7 @@ test_against_model(void) {
         }
         size_t n = 0;
         const struct pya_scan_stay *stays = pya_scan_stays(scan, &n);
-        for (size_t i = 0; i < n; i++) { /* what has all in common is one */
+        for (size_t i = 0; i < n; i++) { /* they have everything in common, so they are one */
             for (size_t k = 0; k < i; k++) {
                 struct pya_scan_stay other = stays[k];
                 other.bytes = stays[i].bytes;
@@ -180,7 +180,7 @@ test_bins(void) {
     free(model);
 }
 
-/* Does something that is alive at a moment begin or end with the event before another? */
+/* Does something that is alive at a moment begin or end with the event before another moment? */
 static bool
 is_change(const struct model *model, uint64_t around, uint64_t moment) {
     for (size_t i = 0; i < model->n_lives; i++) {

@@ -38,7 +38,7 @@ take(struct pya_model *model, unsigned stream) {
     return block;
 }
 
-/* A block waits for each stream it was used on, however many there are, and for each once. */
+/* A block waits for each stream that it was used on, however many there are, and for each once. */
 static void
 test_uses(void) {
     static const unsigned used[] = {PYA_MODEL_STREAMS - 1, 63, 64, 1, 64};

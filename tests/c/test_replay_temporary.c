@@ -35,7 +35,7 @@ life_end(struct model *model, int device, size_t address, uint64_t event) {
     model->at[device][address] = 0;
 }
 
-/* Mostly what came last is freed, so that lives of all lengths are there; some frees are of nothing, or missing. */
+/* Mostly the newest is freed, so that lives of all lengths occur.  Some frees are of nothing, some are missing. */
 static void
 event_make(struct model *model, uint64_t *rng, uint64_t event, struct pya_trace_event *e) {
     const int device = (int)check_below(rng, N_DEVICES);
@@ -88,7 +88,7 @@ write_events(struct model *model, uint64_t seed) {
     CHECK_OK(pya_trace_close(writer));
 }
 
-/* Most that is allocated after an event, of one device, temporary blocks left out. */
+/* The most that is allocated after an event, on one device, without temporary blocks. */
 static uint64_t
 lasting_peak(const struct model *model, int device, uint64_t short_life) {
     static int64_t change[N_EVENTS + 1];
@@ -191,7 +191,7 @@ test_against_model(void) {
                 CHECK_EQ(lasting, lives[i] == 0 ? 0 : lasting_peak(&model, device, lives[i]));
                 CHECK(lasting <= totals->device_peak[device]);
             }
-            if (lives[i] > 0) { /* the longer lives are that count as short, the less is left */
+            if (lives[i] > 0) { /* the longer a life may be to count as short, the less is left */
                 CHECK(totals->device_peak_lasting[0] <= before);
                 before = totals->device_peak_lasting[0];
             }

@@ -1,4 +1,4 @@
-/* Events that a scan tells one by one: which, and what is known of their blocks. */
+/* Events that a scan tells one by one: which ones, and what is known of their blocks. */
 #include "check.h"
 
 #include "replay/scan.h"
@@ -69,7 +69,7 @@ test_ranges(void) {
     struct pya_scan *scan = scanned(two, 4, -1);
     check_numbers(scan, (uint64_t[]){1, 2, 3, 10, 11, 12}, 6);
     pya_scan_destroy(scan);
-    scan = scanned(two, 4, 1); /* marks are of all devices */
+    scan = scanned(two, 4, 1); /* marks belong to all devices */
     check_numbers(scan, (uint64_t[]){1, 11}, 2);
     pya_scan_destroy(scan);
     scan = scanned(NULL, 0, -1);

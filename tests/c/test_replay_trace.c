@@ -1,5 +1,5 @@
-/* Trace files: what is written is read back, cut files are read to the last whole chunk, damage is found, and no
- * input, however hostile, crashes the reader. */
+/* Trace files: what is written is read back, cut files are read to the last whole chunk, damage is found, and no input,
+ * however hostile, crashes the reader. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -49,7 +49,7 @@ spill(const char *path, const uint8_t *data, size_t n) {
     fclose(file);
 }
 
-/* A random event whose fields are those the kind carries. */
+/* A random event with the fields that its kind carries. */
 static struct pya_trace_event
 random_event(uint64_t *rng, uint64_t *time, uint32_t n_stacks, uint32_t n_strings) {
     static const int masks[] = {
@@ -110,7 +110,7 @@ same_event(const struct pya_trace_event *a, const struct pya_trace_event *b) {
            a->bytes == b->bytes && a->arg == b->arg && a->stack == b->stack && a->text == b->text;
 }
 
-/* Reads until the end or an error; returns how many of the seed's events came, all of them equal. */
+/* Reads until the end or an error.  Returns how many of the seed's events came; all of them must be equal. */
 static unsigned
 read_random(const char *path, uint64_t seed, pya_status *status, bool *complete) {
     struct pya_trace_reader *reader = NULL;
@@ -134,7 +134,7 @@ read_random(const char *path, uint64_t seed, pya_status *status, bool *complete)
         if (check_below(&rng, 4) == 0) {
             char text[32];
             snprintf(text, sizeof text, "text %u", (unsigned)check_below(&rng, 300));
-            /* new strings are numbered in order: found by asking */
+            /* new strings are numbered in order */
             uint32_t id = 1;
             while (id <= n_strings && strcmp(pya_trace_text(reader, id), text) != 0) {
                 id++;
@@ -215,7 +215,7 @@ test_rewind(void) {
     pya_trace_reader_destroy(reader);
 }
 
-/* Cut anywhere: everything read is right, nothing is an error, and the file does not call itself complete. */
+/* Cut anywhere: everything read is right, nothing is an error, and the file does not claim to be complete. */
 static void
 test_cut_off(void) {
     write_random(in_folder("c.pya"), 7, 400);
@@ -312,7 +312,7 @@ static void
 test_writer_refuses(void) {
     struct pya_trace_writer *writer = NULL;
     CHECK_OK(pya_trace_create(in_folder("w.pya"), true, &writer));
-    struct pya_trace_event e = {.kind = 26}; /* the first that there is not */
+    struct pya_trace_event e = {.kind = 26}; /* the first one that does not exist */
     CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL);
     e = (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .stack = 1};
     CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL);
@@ -340,7 +340,7 @@ test_writer_refuses(void) {
     free(large);
 }
 
-/* Whatever happened since: a file that could not grow is told as that, also by the calls that follow. */
+/* A file that could not grow is reported as that, also by the calls that follow, whatever happened since. */
 static void
 test_errno_of_the_first_failure_stays(void) {
     struct rlimit before;
@@ -429,7 +429,7 @@ test_threads(void) {
     check_authors("t.pya", 20000);
 }
 
-/* A child does nothing, and waits for nobody: a thread of its parent may have been writing. */
+/* A child does nothing and waits for nobody: a thread of its parent may have been writing. */
 static void
 test_fork(void) {
     struct author author = {.number = 1};

@@ -1,4 +1,4 @@
-/* Who may write a trace file: one at a time, whoever else tries, and whatever a killed process left. */
+/* Who may write a trace file: one process at a time, whoever else tries, and whatever a killed process left. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,7 +11,7 @@
 
 static char folder[64] = "/tmp/pya-writers-XXXXXX";
 
-/* The same as before: everything that was opened since is closed. */
+/* The same as before: everything opened since is closed. */
 static int
 next_descriptor(void) {
     const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -19,8 +19,8 @@ next_descriptor(void) {
     return fd;
 }
 
-/* A file that is being written stays its writer's, asked to overwrite or not, also where who asks may not read it, and so not see
- * that it is; what nobody writes any more goes. */
+/* A file that is being written stays its writer's, with or without overwriting, also if the other may not read it and
+ * so cannot see that.  A file that nobody writes any more is replaced. */
 static void
 test_one_writer_for_each_file(void) {
     char path[128];
@@ -53,7 +53,7 @@ test_one_writer_for_each_file(void) {
     CHECK_EQ(next_descriptor(), descriptor);
 }
 
-/* Two processes that begin at once, told apart by their locks as two threads are: one of them has the name. */
+/* Two processes that begin at once, distinguished by their locks like two threads: one of them gets the name. */
 enum { N_RACES = 2000 };
 static pthread_barrier_t race_begins;
 static char race_path[128];

@@ -30,7 +30,7 @@ test_contexts_nest(void) {
     check_innermost("outer");
     pya_thread_pop_compile_context();
     check_innermost(NULL);
-    pya_thread_pop_compile_context(); /* more often than was pushed */
+    pya_thread_pop_compile_context(); /* more pops than pushes */
     check_innermost(NULL);
     CHECK_EQ(fault_live(), live);
 }
