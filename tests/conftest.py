@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Reports the tests that ran inside others, as those counted them (tests/parity/conftest.py)."""
+    """Reports how many tests ran inside others, as tests/parity/conftest.py counted them."""
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for report in itertools.chain(*terminalreporter.stats.values()):
         for name, value in getattr(report, "user_properties", ()) if _is_call(report) else ():
@@ -54,7 +54,7 @@ def _is_call(report: object) -> bool:
 def dry_python() -> RunPython:
     """Runs source text with torch on the host-memory runtime, in a process of its own.
 
-    cold: in a fresh interpreter, even where it imports torch first.
+    cold: in a fresh interpreter, even if it imports torch first.
     """
 
     def run(

@@ -24,10 +24,10 @@ from pyalloc import _bootstrap, hostcuda
 RunPython = Callable[..., subprocess.CompletedProcess[str]]  # what the fixtures of conftest.py give
 
 ROOT = Path(__file__).parent.parent
-COUNTED = "parity"  # begins the names of what a test says of the tests inside of it
+COUNTED = "parity"  # prefix of the properties in which a test counts the tests inside it
 PATIENCE_S = 900  # a program that takes longer hangs; a loaded machine needs a tenth of it
 SOON_S = 90  # the same for what a program does at once
-# As it was before any test changed it for itself: a Python that is forked for many tests is started in one of them.
+# From before any test changed it: the Python that many tests fork is started during one of them.
 FOUND_ENVIRONMENT = dict(os.environ)
 
 
@@ -56,7 +56,7 @@ def run_checked(
 
 
 def wait_until(is_so: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
-    """For what happens at once; process: what it depends on."""
+    """For what should happen at once; process: the one it depends on."""
     deadline = time.monotonic() + SOON_S
     while not is_so():
         assert process is None or process.poll() is None, process.communicate(timeout=SOON_S)
@@ -66,7 +66,7 @@ def wait_until(is_so: Callable[[], object], process: subprocess.Popen[Any] | Non
 
 @cache
 def dry_torch() -> hostcuda.Torch | None:
-    """The PyTorch beside these tests, or None where it cannot be dry-run."""
+    """The PyTorch beside these tests, or None if it cannot be dry-run."""
     try:
         found = hostcuda.find_torch(sys.executable)
         hostcuda.preloads(found.cuda_major)
@@ -78,8 +78,10 @@ def dry_torch() -> hostcuda.Torch | None:
 def dry_environment(
     *, install: bool = False, memory: str = "8GB", devices: int = 1, zeros: bool = False
 ) -> dict[str, str]:
-    """An environment in which torch runs on the host-memory runtime; install: on pyalloc, as `pyalloc run` does; zeros:
-    as under `pyalloc dryrun`."""
+    """An environment in which torch runs on the host-memory runtime.
+
+    install: on pyalloc, as `pyalloc run` does; zeros: as under `pyalloc dryrun`.
+    """
     torch = dry_torch()
     assert torch is not None
     env = hostcuda.environment(_bootstrap.environment(FOUND_ENVIRONMENT), torch, zeros=zeros)
@@ -92,7 +94,7 @@ def dry_environment(
 
 
 def preloaded(source: str, folder: Path, devices: int = 1) -> str:
-    """LD_PRELOAD with these functions, in C, before the runtime's own."""
+    """LD_PRELOAD with these C functions before the runtime's own."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("no gcc")
@@ -103,10 +105,10 @@ def preloaded(source: str, folder: Path, devices: int = 1) -> str:
 
 
 def warm_python(source: str, *, dryrun: bool = False) -> str:
-    """What stands in for Python where torch has been imported already: see warm.py.
+    """A stand-in for Python that has imported torch already (warm.py).
 
-    An optimizer imports torch's compiler, which takes as long again: programs with one have that as well.
-    dryrun: for programs that `pyalloc dryrun` begins.
+    An optimizer imports torch's compiler, which takes as long again, so programs with one get that too.
+    dryrun: for programs that `pyalloc dryrun` starts.
     """
     return _warm_python("torch._dynamo" if "torch.optim" in source else "torch", dryrun)
 
@@ -130,9 +132,9 @@ def _warm_python(module: str, zeros: bool) -> str:
 
 
 def python_for(source: str, variables: Iterable[str] = (), *, dryrun: bool = False) -> str:
-    """The Python to run a program with: one that has imported torch already, where the program does that first.
+    """The Python to run a program with: one that has imported torch already, if the program does that first.
 
-    Not where variables of the environment are set that torch may read while it is imported.
+    Not if environment variables are set that torch may read during its import.
     """
     is_warm = _imports_torch_first(source) and all(
         name.startswith("PYALLOC_") for name in variables
@@ -141,14 +143,14 @@ def python_for(source: str, variables: Iterable[str] = (), *, dryrun: bool = Fal
 
 
 def _imports_torch_first(source: str) -> bool:
-    """Before anything of pyalloc, whose own import may wait for torch's, and before it does anything else."""
+    """Before pyalloc, whose import may wait for torch's, and before it does anything else."""
     for statement in ast.parse(textwrap.dedent(source)).body:
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom):
             names = [statement.module or ""]
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue  # what the program says of itself
+            continue  # the program's docstring
         else:
             return False
         ours = [name for name in names if name.split(".")[0] in ("torch", "pyalloc")]

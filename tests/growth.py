@@ -1,4 +1,4 @@
-"""What calls leave behind: Python objects that nobody has any more, and host memory."""
+"""What calls leave behind: unreachable Python objects, and host memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pyalloc import _core, errors
 
 N_CALLS, N_TRIES = 100, 20
-# From here on the number of references says that an object is for good (from Python 3.12 on), not how many there are:
-# Python leaves it alone, while an extension built with other headers goes on counting, as the stable ABI lets it.
+# From here on the reference count marks an immortal object (from Python 3.12 on) instead of counting: Python leaves it
+# alone, while an extension built with other headers goes on counting, as the stable ABI allows.
 _IMMORTAL = 1 << 30
-_LEAST_BYTES = 16  # malloc has nothing smaller
+_LEAST_BYTES = 16  # malloc returns nothing smaller
 
 
 class _Malloc(ctypes.Structure):
@@ -29,7 +29,7 @@ class _Malloc(ctypes.Structure):
     ]
 
 
-# Objects that are there for good: what is left of them are references.
+# Immortal objects: what calls leave of them are references.
 _LASTING = [None, True, False, 0, 1, _core, errors, *vars(_core).values(), *vars(errors).values()]
 
 
@@ -50,7 +50,7 @@ def _in_use(given: Sequence[object]) -> tuple[int, int, int]:
 def left_by(call: Callable[[], object], given: Sequence[object] = ()) -> str | None:
     """What each of many calls leaves, in words; None: nothing.  Exceptions are part of a call.
 
-    given: arguments of it, which are to be left alone.
+    given: the call's arguments, which it must leave alone.
     """
 
     def repeat(n: int) -> None:
@@ -61,7 +61,7 @@ def left_by(call: Callable[[], object], given: Sequence[object] = ()) -> str | N
     repeat(N_CALLS)
     for _ in range(
         N_TRIES
-    ):  # what is kept for some hundred calls, as by Python's caches, is not a leak
+    ):  # what is kept for some hundred calls, as Python's caches do, is no leak
         before = _in_use(given)
         repeat(N_CALLS)
         after = _in_use(given)

@@ -1,6 +1,6 @@
-"""Calls of _core about files: prints which of them, those that fail too, leave something behind.
+"""Calls of _core about files: prints which of them leave something behind, including calls that fail.
 
-python growth_of_files.py FOLDER        of its own; within pytest other things come and go
+python growth_of_files.py FOLDER        a process of its own; within pytest other things come and go
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def nothing(*_: object) -> None:
 
 
 class Broken:
-    """Neither a number nor a sequence of such."""
+    """Neither a number nor a sequence of numbers."""
 
     def __len__(self) -> int:
         return 3

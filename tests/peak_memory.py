@@ -1,6 +1,6 @@
-"""The most memory this process had at once.
+"""The most memory that this process had at once.
 
-Not getrusage(): its figure survives exec, so a child of a pytest that grew large says what pytest had.
+Not from getrusage(): its figure survives exec, so a child of a large pytest would report pytest's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ def peak_kib() -> int:
 
 
 def forget_peak() -> None:
-    """From here on it is counted anew, where the kernel can."""
+    """From here on the peak is counted anew, if the kernel can."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

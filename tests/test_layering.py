@@ -1,4 +1,4 @@
-"""The house has floors: a C file includes only its own and lower ones, and rooms keep to themselves."""
+"""Floors and rooms: a C file includes only files of its own floor and lower ones, and rooms keep to themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "pyalloc"
 
-# room -> rooms it may include from (besides itself)
+# room -> the other rooms that it may include from
 ROOMS = {
     "core": {"device"},
     "device": {"core"},
@@ -25,7 +25,7 @@ ROOMS = {
     "torch": {"core", "device", "ipc", "thread"},
     "thread": set(),
 }
-# The device room stands on floor 0 of the core: it knows types, no policy.
+# The device room stands on floor 0 of the core: it knows types, but no policy.
 ONLY_FROM_CORE = {"device": {"base.h"}}
 ONLY_FROM_DEVICE = {"core": {"device.h"}}
 FOREIGN = re.compile(r"^(Python\.h|torch/|c10/|ATen/|cuda|cublas|cudnn|nvml|nvrtc)")
@@ -49,7 +49,7 @@ def room(path: Path) -> str:
 
 
 def includes(path: Path) -> list[tuple[bool, str]]:
-    """(is it one of ours, what stands there) of each include."""
+    """For each include: (is it one of ours, its name)."""
     return [(mark == '"', what) for mark, what in INCLUDE.findall(path.read_text())]
 
 
@@ -60,14 +60,14 @@ def own_includes(path: Path) -> list[Path]:
             continue
         target = (path.parent / what).resolve()
         assert target.is_relative_to(CSRC), f"{name(path)} reaches out of csrc: {what}"
-        # A generated or not yet written header is the compiler's to complain about.
+        # The compiler complains about a generated or missing header.
         if target.exists():
             found.append(target)
     return found
 
 
 def floor(path: Path) -> int | None:
-    """As its first comment states; a .c file that states none has its header's."""
+    """The floor that the first comment states; a .c file without one has its header's floor."""
     for each in (path, path.with_suffix(".h")):
         stated = FLOOR.search(each.read_text()[:2000]) if each.exists() else None
         if stated:
@@ -108,12 +108,12 @@ def test_headers_state_their_floor(path: Path) -> None:
 @pytest.mark.parametrize("path", C_FILES, ids=name)
 def test_includes_only_lower_floors(path: Path) -> None:
     here = floor(path)
-    if here is None:  # a .c file without a header of its own takes the highest floor it includes
+    if here is None:  # without a header of its own, it takes the highest floor it includes
         return
     for target in own_includes(path):
         there = floor(target)
         if room(target) != room(path) and room(path) != "core":
-            continue  # each room counts its own floors; the core and its device count alike
+            continue  # each room counts its own floors; the core and its device share theirs
         assert there is not None and there <= here, (
             f"{name(path)} (floor {here}) includes {name(target)} (floor {there})"
         )

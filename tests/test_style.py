@@ -18,14 +18,14 @@ C_FILES = sorted(
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".c", ".h", ".cpp", ".hpp"} and "build" not in path.parts
 )
-# clang-tidy reads what ships; test programs are held to the compiler's warnings and the sanitizers.
+# clang-tidy reads what ships; the compiler's warnings and the sanitizers check the test programs.
 COMPILED = [
     path for path in C_FILES if path.suffix in {".c", ".cpp"} and path.is_relative_to(ROOT / "csrc")
 ]
 
 
 def tool(name: str) -> str:
-    """A tool of the environment that runs the tests; their versions are pinned in pyproject.toml."""
+    """A tool from the environment that runs the tests; pyproject.toml pins its version."""
     done = run(".ci/find-tool", sys.executable, name)
     if done.returncode != 0:
         pytest.fail(done.stderr.strip())
@@ -47,7 +47,7 @@ def test_clang_format() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-# Past this many steps in one function the analyser has found nothing here, and took five times as long.
+# With more steps in one function the analyser found nothing here, and took five times as long.
 ANALYSER_STEPS = 20000
 
 
@@ -106,7 +106,7 @@ def test_shell_scripts_parse() -> None:
 
 @pytest.mark.parametrize("path", C_FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_length(path: Path) -> None:
-    """Soft limits of the house: a longer file says why in its first comment ("Long because ...")."""
+    """Soft limits: a longer file says why in its first comment ("Long because ...")."""
     lines = path.read_text().splitlines()
     limit = 150 if path.suffix == ".h" else 600
     assert len(lines) <= limit or any("Long because" in line for line in lines[:12]), len(lines)

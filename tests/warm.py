@@ -1,11 +1,11 @@
-"""A Python that has imported torch already: a fork of it is there at once, the import takes three seconds.
+"""A Python that has imported torch already.  Forking it is immediate; the import takes three seconds.
 
-For programs that import torch before anything of pyalloc, and tests that are not about how a process starts.  No
-process forked here has used CUDA yet.  What `pyalloc run` and `pyalloc dryrun` do at the start of a process is done in
-the fork, by the fork's own environment.
+For programs that import torch before pyalloc, and tests that are not about how a process starts.  No process forked
+here has used CUDA yet.  What `pyalloc run` and `pyalloc dryrun` do at the start of a process happens in the fork,
+according to the fork's own environment.
 
-    python warm.py SOCKET serve MODULE              the process to fork; ends with its standard input
-    python -IS warm.py SOCKET PROGRAM WORDS...      a fork of it, as `python PROGRAM WORDS...`; also -c, -m and -W
+python warm.py SOCKET serve MODULE              the process to fork; ends when its standard input does
+python -IS warm.py SOCKET PROGRAM WORDS...      a fork of it, as `python PROGRAM WORDS...`; also -c, -m and -W
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import socket
 import sys
 from typing import Any
 
-_REQUEST_BYTES = 1 << 18  # at most: an environment, a program's text
+_REQUEST_BYTES = 1 << 18  # at most: an environment and a program's text
 _STANDARD = (0, 1, 2)
 
 
 def start(folder: str, module: str, env: dict[str, str]) -> tuple[str, Any]:
-    """A program that stands in for Python, and the process it has forks of, which ends with its input."""
+    """A program that stands in for Python, and the process that it forks, which ends when its input does."""
     import subprocess
 
     address = os.path.join(folder, "socket")
@@ -42,7 +42,7 @@ def start(folder: str, module: str, env: dict[str, str]) -> tuple[str, Any]:
     cold = shlex.quote(sys.executable)
     words = shlex.join([sys.executable, "-IS", __file__, address])
     with open(program, "w") as file:
-        # What is preloaded is the server's: with anything else there, a process of its own.
+        # The server has this LD_PRELOAD; any other one gets a process of its own.
         file.write(
             f'#!/bin/sh\n[ "$LD_PRELOAD" = {shlex.quote(env["LD_PRELOAD"])} ] || exec {cold} "$@"\n'
         )
@@ -59,19 +59,19 @@ def _ask(address: str, words: list[str]) -> int:
         socket.send_fds(connection, [json.dumps(request).encode()], _STANDARD)
         code = int(connection.recv(100))
     if code < 0:
-        with contextlib.suppress(OSError):  # SIGKILL has no other
+        with contextlib.suppress(OSError):  # SIGKILL has only this handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 
 
 def _serve(address: str, module: str) -> dict[str, Any]:
-    """Returns in every fork, with what was asked for."""
+    """Returns in every fork, with the request."""
     import gc
     import importlib
 
     importlib.import_module("torch")
-    gc.freeze()  # or each fork looks through them when it ends; Triton reports its own as leaked if that is not done
+    gc.freeze()  # or each fork goes through them at its end; before Triton, which reports frozen objects as leaked
     importlib.import_module(module)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
@@ -85,13 +85,13 @@ def _serve(address: str, module: str) -> dict[str, Any]:
             with connection:
                 if os.fork() == 0:
                     return _attend(connection)
-            with contextlib.suppress(ChildProcessError):  # none attended before
+            with contextlib.suppress(ChildProcessError):  # there were no forks before
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
 
 def _attend(connection: socket.socket) -> dict[str, Any]:
-    """Returns in the program's process; this one waits for its end, and ends it when nobody waits any more."""
+    """Returns in the program's process.  This one waits for its end, and ends it once nobody waits any more."""
     text, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, len(_STANDARD))
     program = os.fork()
     if program != 0:
@@ -136,7 +136,7 @@ if __name__ == "__main__":
         sys.argv, sys.path[0] = others, ""
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     else:
-        # Nothing here may keep the program's module: what it holds is finalized when a program's own is.
+        # Nothing here may keep the program's module: then its contents are finalized when those of a real program are.
         main = type(sys)("__main__")
         if first == "-c":
             name, source = "<string>", others.pop(0)

@@ -1,7 +1,7 @@
 """Parity: each test of this folder runs twice on real PyTorch, once on torch's own allocator, once on pyalloc.
 
-torch can have one allocator per process, so a pytest of its own runs each file for each allocator, on the host-memory
-runtime.  Each collected item is such a run; a line at the end counts the tests inside.
+torch can have one allocator per process, so for each allocator a separate pytest runs each file, on the host-memory
+runtime.  Each collected item is one such run; a line at the end counts the tests inside.
 
 To run one by hand: python tests/parity/run.py native|pyalloc tests/parity/test_x.py [pytest options]
 """
@@ -53,7 +53,7 @@ if ALLOCATOR is None:
         ) -> str:
             if isinstance(excinfo.value, ParityFailure):
                 return str(excinfo.value)
-            return str(excinfo.getrepr())  # of these lines, not of the tests
+            return str(excinfo.getrepr())  # an error of these lines, not of the tests
 
         def reportinfo(self) -> tuple[Path, None, str]:
             return self.path, None, f"{self.path.name} on {self.name}"
@@ -78,7 +78,7 @@ else:
 
     import torch
 
-    # clean_device() collects twice a test: without looking at all of torch's own objects each time.
+    # clean_device() collects twice a test: then without looking at all of torch's own objects.
     gc.collect()
     gc.freeze()
 
@@ -106,7 +106,7 @@ else:
         torch.cuda.memory._record_memory_history(None)
         for device in range(torch.cuda.device_count()):
             torch.cuda.set_per_process_memory_fraction(1.0, device)
-        torch.cuda.set_device(0)  # torch 2.9 leaves the device of that call as the current one
+        torch.cuda.set_device(0)  # torch 2.9 leaves that call's device as the current one
         torch.cuda.empty_cache()
         for device in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""What the tests of this folder allocate, where it lies, and what the history tells of it."""
+"""What the tests of this folder allocate, where it lies, and what the history says of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def empty(size: int, device: int | None = None) -> torch.Tensor:
 
 
 def pool_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The id of the private pool that the tensor's memory is of; (0, 0): the default pool."""
+    """The id of the private pool that holds the tensor; (0, 0): the default pool."""
     for segment in torch.cuda.memory_snapshot():
         if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]:
             return tuple(segment["segment_pool_id"])
@@ -26,12 +26,12 @@ def pool_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def trace(device: int = 0) -> list[dict]:
-    """The entries of the history of a device."""
+    """The entries of a device's history."""
     return torch.cuda.memory._snapshot()["device_traces"][device]
 
 
 def of(address: int) -> list[dict]:
-    """Those of an address of the first device."""
+    """The entries for an address of the first device."""
     return [entry for entry in trace() if entry.get("addr") == address]
 
 
@@ -48,7 +48,7 @@ def destroy(stream: torch.cuda.Stream) -> None:
 
 
 def asked_of_destroyed_streams(runtime: ctypes.CDLL, use_and_destroy: Callable[[], None]) -> int:
-    """Calls of the driver about streams that were used and destroyed, while others ask for what memory they left."""
+    """Driver calls about streams that were used and destroyed, while others request the memory they left."""
     runtime.pya_hostcuda_live.restype = ctypes.c_uint64
     torch.cuda.empty_cache()
     side = torch.cuda.Stream()
@@ -59,7 +59,7 @@ def asked_of_destroyed_streams(runtime: ctypes.CDLL, use_and_destroy: Callable[[
         empty(512).zero_()
     for each in spare:  # streams that torch makes from here on get the handles of these
         destroy(each)
-    # Each more than any free block.
+    # Each is larger than any free block.
     for step in range(1, 13):
         mine = empty((64 + 20 * step) * MIB)
         del mine

@@ -1,7 +1,7 @@
 """Memory of other libraries: real CuPy, Numba, RMM and cuda.core on torch's statistics and in its cache.
 
-CuPy and RMM bring a CUDA runtime of their own, which knows no device here: CuPy, which asks it for its current stream,
-is told by the test.
+CuPy and RMM bring a CUDA runtime of their own, which finds no device here.  CuPy asks it for its current stream, so the
+test answers instead.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_numba_arrays_are_counted_and_shared(numba_cuda: Any) -> None:
     assert tensor.data_ptr() == address + MIB
     del view, tensor
     assert live() == 0
-    assert empty(4 * MIB).data_ptr() == address  # what Numba freed is torch's
+    assert empty(4 * MIB).data_ptr() == address  # what Numba freed is torch's again
 
 
 def test_numba_copies_and_fills(numba_cuda: Any) -> None:
@@ -270,7 +270,7 @@ def test_cupy_arrays_are_counted_and_shared(cupy: Any) -> None:
 
 
 def test_cupy_streams_wait_for_one_another(cupy: Any, runtime: Any) -> None:
-    """What CuPy freed on a stream that is still busy only that stream gets."""
+    """Memory that CuPy freed on a stream that is still busy goes only to that stream."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         address = cupy.empty(40 * MIB, dtype="u1").data.ptr

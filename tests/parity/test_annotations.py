@@ -1,4 +1,4 @@
-"""What surrounds an entry of the history: ranges of record_function, compiled regions, pools, pinned memory."""
+"""What surrounds a history entry: ranges of record_function, compiled regions, pools, pinned memory."""
 
 from __future__ import annotations
 
@@ -159,13 +159,13 @@ def test_notes_carry_pool_and_stream() -> None:
     (note,) = [entry for entry in entries_of(tensor.data_ptr()) if entry["action"] == "annotate"]
     assert note["pool_id"] == pool.id
     assert note["user_metadata"] == "note"
-    assert note["size"] == 1000  # as asked for
+    assert note["size"] == 1000  # as requested
     assert note["frames"][0]["name"] == "_annotate_tensor"
 
 
 @pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])
 def test_a_note_on_what_is_no_live_block_is_an_error(is_on: bool) -> None:
-    """Whether history is recorded or not; on a live block it is none."""
+    """The same whether a history is recorded or not; a live block has none."""
     memory = torch.cuda.memory
     if not hasattr(memory, "_annotate_tensor"):
         pytest.skip("this torch has no annotations")
@@ -266,7 +266,7 @@ def test_metadata_needs_no_stacks(context: str | None) -> None:
 
 
 def test_metadata_of_a_snapshot() -> None:
-    """Its entry says what holds when it is taken, and where from at no level."""
+    """Its entry shows the setting when it is taken, and no stack at any level."""
     memory = torch.cuda.memory
     if not hasattr(memory, "_set_memory_metadata"):
         pytest.skip("this torch has no memory metadata")
@@ -285,7 +285,7 @@ def test_metadata_of_a_snapshot() -> None:
 @pytest.mark.parametrize("now", ["", "later"])
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
 def test_metadata_of_a_free_is_that_of_its_moment(context: str | None, now: str) -> None:
-    """Its frames are those of the allocation, where it has none of its own."""
+    """Its frames are those of the allocation, if it has none of its own."""
     memory = torch.cuda.memory
     if not hasattr(memory, "_set_memory_metadata"):
         pytest.skip("this torch has no memory metadata")
@@ -329,7 +329,7 @@ def test_pinned_memory_only() -> None:
 
 
 def test_before_cuda_is_used_a_snapshot_has_the_same_keys() -> None:
-    """And asking does not start CUDA."""
+    """Nor does the question start CUDA."""
     program = """
 import torch
 from torch.cuda.memory import _snapshot

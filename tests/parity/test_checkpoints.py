@@ -1,4 +1,4 @@
-"""States of a pool that are returned to, as CUDA-graph trees do before they record a graph after other replays."""
+"""States of a pool that a program returns to, as CUDA-graph trees do before they record a graph after other replays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS, STEPS = 4, 20
 
 @dataclass
 class Recorded:
-    """A graph, the addresses and bytes of its results, and the pool as it was when they had been made."""
+    """A graph, the addresses and bytes of its results, and the state of the pool once they had been made."""
 
     graph: torch.cuda.CUDAGraph
     results: dict[int, int]
@@ -26,7 +26,7 @@ class Recorded:
 
 @dataclass
 class Tree:
-    """Graphs of one pool along a path: each was recorded where those before it had been replayed."""
+    """Graphs of one pool along a path: each was recorded after the earlier ones had been replayed."""
 
     chance: random.Random
     pool: tuple[int, int] = field(default_factory=torch.cuda.graph_pool_handle)
@@ -59,7 +59,7 @@ class Tree:
         assert set(self.path[-1].live) == {*self.kept, *results}
 
     def go_back(self) -> None:
-        """As when a part of the path has been replayed, and some of its results were dropped since."""
+        """The state after a part of the path has been replayed and some of its results were dropped."""
         del self.path[self.chance.randrange(len(self.path)) + 1 :]
         self.kept.clear()
         last = self.path[-1]
@@ -84,7 +84,7 @@ class Tree:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_path_is_gone_back(seed: int) -> None:
-    """What lived lives again where it was, dies with its storage, and nothing that is made later lies on it."""
+    """Results that lived live again at their addresses and end with their storage; nothing made later overlaps them."""
     tree = Tree(random.Random(seed))
     elsewhere = []
     for _ in range(STEPS):

@@ -41,7 +41,7 @@ def test_without_gradients() -> None:
 
 
 def test_graph_trees_return_to_earlier_states() -> None:
-    """Recording after a replay makes the trees rewind the pool's state to a checkpoint; their own checks are on."""
+    """Recording after a replay makes the trees rewind the pool to a checkpoint; their own checks are on."""
     import torch._inductor.config as inductor
 
     if not hasattr(inductor.triton, "cudagraph_trees"):
@@ -77,8 +77,8 @@ def test_graph_trees_return_to_earlier_states() -> None:
             del a, c, d
         trees = get_container(0).tree_manager
         assert trees.debug_checkpointing_counter >= 2
-        # While graphs live torch 2.9 keeps two small tensors of the random generator, 2.12 and 2.13 two for each, the
-        # trees' first, empty one too
+        # While graphs live, torch 2.9 keeps two small tensors of the random generator; 2.12 and 2.13 keep two for each,
+        # the trees' first, empty one included.
         n_kept = trees.new_graph_id().id + 1 if TORCH in ((2, 12), (2, 13)) else 1
         assert torch.cuda.memory_allocated() <= before + 1024 * n_kept
         torch._dynamo.reset()
@@ -98,7 +98,7 @@ def bytes_of_private_pools() -> int:
 
 
 def test_trees_record_in_what_their_pool_began_with(config) -> None:
-    """Torch allocates that in the pool's first capture, and frees it: recordings find it there."""
+    """Torch allocates it in the pool's first capture and frees it: recordings find it there."""
     if not hasattr(config.triton, "cudagraph_initial_mempool_allocation_gb"):
         pytest.skip("of torch 2.15 on")
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
@@ -117,7 +117,7 @@ def test_trees_record_in_what_their_pool_began_with(config) -> None:
 
 
 def test_outputs_are_cloned_out_of_the_trees_pool(config) -> None:
-    """Those of an earlier step stay readable then, and lie elsewhere."""
+    """Results of an earlier step stay readable then, at other addresses."""
     if not hasattr(config.triton, "cudagraph_trees_generation_cloning"):
         pytest.skip("this torch's CUDA-graph trees clone nothing")
     with config.patch({"triton.cudagraph_trees_generation_cloning": "user_visible"}):
@@ -134,7 +134,7 @@ def test_outputs_are_cloned_out_of_the_trees_pool(config) -> None:
 
 @pytest.mark.parametrize("pool", ["none", "intermediates", "outputs", "combined"])
 def test_planned_memory_of_inductor(config, pool: str) -> None:
-    """It asks for one block, and gives out parts of it."""
+    """It requests one block and hands out parts of it."""
     with config.patch({"memory_planning": True, "memory_pool": pool}):
         function = torch.compile(lambda x: ((x @ x).relu() @ x + 1) @ x)
         x = torch.zeros(512, 512, device="cuda", requires_grad=True)
@@ -144,7 +144,7 @@ def test_planned_memory_of_inductor(config, pool: str) -> None:
 
 
 def test_what_stays_in_the_trees_pool_is_told_of() -> None:
-    """By an error that names the lines which made it: a replay would overwrite it."""
+    """With an error that names the lines which made it, because a replay would overwrite it."""
     import torch._inductor.config as inductor
 
     if not hasattr(inductor.triton, "cudagraph_trees_history_recording"):
@@ -242,7 +242,8 @@ print("trees", torch._inductor.config.triton.cudagraph_trees)
 
 
 def test_plain_graphs_where_trees_cannot_be_had() -> None:
-    """Without the methods that trees need, pyalloc says once that plain graphs are used; torch's own has them all."""
+    """Without the methods that the trees need, pyalloc says once that plain graphs are used.  torch's allocator has
+    them all."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PLAIN],
         env={**os.environ, "PYALLOC_FAST_PATH": "0"},

@@ -1,4 +1,4 @@
-"""docs/parity.md lists every function of torch.cuda.memory and torch.accelerator.memory, of this version of torch."""
+"""docs/parity.md lists every function of torch.cuda.memory and torch.accelerator.memory of this version of torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rows_have_a_status(section: str) -> None:
 
 @pytest.mark.parametrize("section", ["torch.cuda.memory", "torch.accelerator.memory"])
 def test_rows_of_status_same_are_held_by_tests(section: str) -> None:
-    """Those that this version of torch has, and each by its name."""
+    """Those that this version of torch has, each by its name."""
     tests = "".join(
         path.read_text()
         for path in Path(__file__).parent.glob("test_*.py")
@@ -87,7 +87,7 @@ def test_nothing_is_said_to_be_unsupported(call) -> None:
 
 
 def test_what_cplusplus_cannot_have_says_so() -> None:
-    """The functions that pyalloc replaced in Python are what C++ still calls."""
+    """C++ still calls the functions that pyalloc replaced in Python."""
     if os.environ["PYALLOC_PARITY"] == "native":
         pytest.skip("torch's own allocator answers")
     from pyalloc.install import _state

@@ -1,6 +1,6 @@
 """Device calls that fail under real PyTorch: what pyalloc promises then.
 
-What native and expandable segments do is shown by `python -m benchmarks.faults`: some of it ends the process.
+`python -m benchmarks.faults` shows what native and expandable segments do: sometimes they end the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Fail = Callable[[str, int], None]
 
 @pytest.fixture
 def fail(runtime: Any) -> Iterator[Fail]:
-    """fail(call, error): the next call of that name gives that error."""
+    """fail(call, error): the next call of that name returns that error."""
 
     def arm(name: str, error: int) -> None:
         runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(1), name.encode(), error)
@@ -46,7 +46,8 @@ def left_behind(runtime: Any) -> int:
 @pytest.mark.parametrize("error", [INVALID, OUT_OF_MEMORY, ILLEGAL_ADDRESS])
 @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
 def test_getting_memory(runtime: Any, fail: Fail, call: str, error: int) -> None:
-    """Either the request is served in another way, or the error names call and device; nothing else changes."""
+    """Either the request is served in another way, or the error names the call and the device.  Nothing else
+    changes."""
     base = left_behind(runtime)
     data = torch.arange(MIB, dtype=torch.int32)
     kept = data.cuda()
@@ -68,7 +69,7 @@ def test_getting_memory(runtime: Any, fail: Fail, call: str, error: int) -> None
 
 @pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease", "cuCtxSynchronize"])
 def test_giving_memory_back(runtime: Any, fail: Fail, call: str) -> None:
-    """What could not be given back is given back the next time."""
+    """What could not be given back goes the next time."""
     base = left_behind(runtime)
     tensor = empty(100 * MIB)
     del tensor
@@ -83,7 +84,7 @@ def test_giving_memory_back(runtime: Any, fail: Fail, call: str) -> None:
 
 @pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease", "cuCtxSynchronize"])
 def test_giving_a_pools_memory_back(runtime: Any, fail: Fail, call: str) -> None:
-    """The same as a MemPool goes, where an exception would end the process."""
+    """The same when a MemPool is dropped, where an exception would end the process."""
     base = left_behind(runtime)
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -104,7 +105,7 @@ def test_a_forked_child_drops_its_parents_pool() -> None:
     if child == 0:
         try:
             del y, graph
-            count = pool.use_count()  # torch 2.9 ends the process where it is not 1 as a pool goes
+            count = pool.use_count()  # other than 1, torch 2.9 ends the process
             del pool
             os._exit(count)
         finally:
@@ -117,7 +118,7 @@ def test_a_forked_child_drops_its_parents_pool() -> None:
 
 @pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventQuery"])
 def test_blocks_that_wait_for_a_stream(runtime: Any, fail: Fail, call: str) -> None:
-    """A block whose event cannot be made or asked is not handed out early, and not lost either."""
+    """A block whose event cannot be made or queried is neither reused early nor lost."""
     base = left_behind(runtime)
     side = torch.cuda.Stream()
     shared = empty(40 * MIB)

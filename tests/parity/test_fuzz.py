@@ -1,6 +1,6 @@
-"""Random operations with real bytes: what was written is what is read, whatever was allocated and freed between.
+"""Random operations with real bytes: what was written is read back, whatever was allocated and freed between.
 
-Blocks up to 1 MiB are filled whole; larger ones are stamped in the first and last 512 bytes of every 2 MiB page.
+Blocks up to 1 MiB are filled entirely; larger ones are stamped in the first and last 512 bytes of every 2 MiB page.
 Live bytes stay below 4 GiB.
 """
 

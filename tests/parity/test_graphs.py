@@ -1,4 +1,4 @@
-"""CUDA graphs beside pools and threads: who gets memory from where while one is captured, and how long it stays."""
+"""CUDA graphs beside pools and threads: who gets which memory during a capture, and how long it stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pooled() -> set[tuple[int, int]]:
 
 @contextmanager
 def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """On a stream of its own, so that other threads may do what they like."""
+    """On a stream of its own, so that other threads may do anything."""
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         graph.capture_begin(capture_error_mode="thread_local")
@@ -163,7 +163,7 @@ def test_emptying_the_cache_within_a_capture() -> None:
 
 
 def test_pinned_memory_that_a_graph_reads_stays() -> None:
-    """Within a capture it is of a pool of torch's own, as long as the graph's."""
+    """During a capture it belongs to a pool of torch's own that lives as long as the graph."""
     if not hasattr(torch.cuda.CUDAGraph, "pools"):
         pytest.skip("this torch's pinned memory knows no captures")
     given, graph = empty(1000), torch.cuda.CUDAGraph()
@@ -203,7 +203,7 @@ def test_inputs_that_have_gone_are_told_of() -> None:
     not hasattr(torch._C, "_cuda_endAllocateToPool"), reason="this torch has another name for it"
 )
 def test_pools_of_streams_and_of_everything() -> None:
-    """As use_mem_pool(), for all threads, and for the current stream."""
+    """Like use_mem_pool(), for all threads and the current stream."""
     pool = torch.cuda.MemPool()
     torch._C._cuda_beginAllocateToPool(0, pool.id)
     everybody = empty(MIB)
@@ -258,7 +258,7 @@ def test_memory_of_elsewhere_freed_in_a_pools_block() -> None:
 
 
 def test_backward_within_a_pools_block() -> None:
-    """It runs in threads of autograd's, which stay outside, unless there is one thread only."""
+    """It runs in autograd's threads, which stay outside, unless there is only one thread."""
     for threads, expected in ((True, False), (False, True)):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool), torch.autograd.set_multithreading_enabled(threads):
@@ -286,7 +286,7 @@ def test_pools_are_emptied_when_they_go_only() -> None:
 
 
 def test_conditional_nodes() -> None:
-    """The last one here: torch keeps the pool.  But nothing else."""
+    """The last test here, because torch keeps the pool.  It keeps nothing else."""
     nodes = pytest.importorskip("torch._higher_order_ops.cudagraph_conditional_nodes")
     if not hasattr(torch.cuda.CUDAGraph, "begin_capture_to_if_node"):
         pytest.skip("this torch's graphs have none")

@@ -119,7 +119,7 @@ def test_off_clears_the_trace() -> None:
     os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native keeps them until it records again"
 )
 def test_a_history_that_was_stopped_keeps_no_stacks() -> None:
-    """Of a long history they are gigabytes."""
+    """In a long history they take gigabytes."""
     _record_memory_history(max_entries=1000)
     scope: dict[str, Any] = {}
     exec("def make():\n    import torch\n    torch.empty(1000, device='cuda')", scope)
@@ -137,8 +137,8 @@ def test_a_history_that_was_stopped_keeps_no_stacks() -> None:
 )
 @pytest.mark.parametrize("is_main", [True, False])
 def test_a_block_that_outlives_its_history_keeps_no_stack_when_it_is_freed(is_main: bool) -> None:
-    """No more stacks are captured then, which frees those before."""
-    for _ in range(3):  # it was asked for again
+    """Then no more stacks are captured, and capturing one frees the earlier ones."""
+    for _ in range(3):  # it was requested again
         _record_memory_history(max_entries=1000)
         scope: dict[str, Any] = {}
         exec("def make():\n    import torch\n    return torch.empty(9, device='cuda')", scope)
@@ -153,7 +153,7 @@ def test_a_block_that_outlives_its_history_keeps_no_stack_when_it_is_freed(is_ma
             thread = threading.Thread(target=kept.clear)
             thread.start()
             thread.join()
-        for _ in range(100):  # steps of the main thread's
+        for _ in range(100):  # steps of the main thread
             pass
         gc.collect()
         assert code() is None
@@ -235,7 +235,7 @@ def test_a_snapshot_entry_tells_active_bytes() -> None:
 
 
 def test_no_actions_but_torchs_are_told() -> None:
-    """Its viewer, and other programs, know no others."""
+    """torch's viewer and other programs know no others."""
     _record_memory_history("all", stacks="python")
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -250,7 +250,7 @@ def test_no_actions_but_torchs_are_told() -> None:
         *("segment_map", "segment_unmap", "snapshot", "oom"),
     }
     assert "free_completed" in actions() and set(actions()) <= known
-    # Nor do others take the place of these.
+    # Nor do others replace these.
     kept = [empty(1000)]
     _record_memory_history(None)
     _record_memory_history("all", stacks="python", max_entries=3)
@@ -292,7 +292,7 @@ def test_skipping_what_is_no_action_begins_nothing(name: str) -> None:
             _record_memory_history("all", stacks="python", skip_actions=[name])
     except TypeError:
         pytest.skip("this torch has no skip_actions")
-    if torch.cuda.get_allocator_backend() == "pluggable":  # torch's own has begun by then
+    if torch.cuda.get_allocator_backend() == "pluggable":  # torch's own history has begun by then
         assert not torch._C._cuda_isHistoryEnabled()
 
 
@@ -381,9 +381,7 @@ def test_metadata_is_written_to_entries() -> None:
     memory = torch.cuda.memory
     if not hasattr(memory, "_set_memory_metadata"):
         pytest.skip("this torch has no memory metadata")
-    assert getattr(
-        memory, "_memory_metadata_supported", lambda: True
-    )()  # 2.11 has no such question
+    assert getattr(memory, "_memory_metadata_supported", lambda: True)()  # 2.11 lacks it
     _record_memory_history(stacks="python")
     memory._set_memory_metadata("phase one")
     tensor = empty(1000)

@@ -1,4 +1,4 @@
-"""Limits, reservations, trimming and callbacks on real PyTorch; where torch has the same, both must do it."""
+"""Limits, reservations, trimming and callbacks on real PyTorch.  Where torch has the same function, both must pass."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_reserving_too_much_changes_nothing() -> None:
     with pytest.raises(
         pyalloc.AllocatorError,
         match=r"cannot reserve 102400 MiB on device 0; nothing was changed\. Of its 8192 MiB, \d+ are free and "
-        r"\d+ are cached here\. Reserve less",  # without a limit none is told
+        r"\d+ are cached here\. Reserve less",  # without a limit, none is reported
     ):
         pyalloc.reserve("100GiB")
     assert torch.cuda.memory_reserved() == before
@@ -249,7 +249,7 @@ def test_a_pool_has_no_soft_limit() -> None:
 @pyalloc_only
 @pytest.mark.parametrize("freed", [True, None])
 def test_callback_frees_and_the_request_succeeds(freed: bool | None) -> None:
-    """It says so, or nothing."""
+    """It reports that, or nothing."""
     spare = [empty(3 * GIB), empty(3 * GIB)]
     asked = []
 
@@ -365,7 +365,7 @@ def test_the_error_names_the_places_where_stacks_are_recorded() -> None:
 
 @pyalloc_only
 def test_a_stream_that_is_busy_keeps_its_memory(runtime) -> None:  # type: ignore[no-untyped-def]
-    """Under a soft limit nothing waits, and memory in use elsewhere stays mapped and right."""
+    """Under a soft limit nothing waits, and memory in use elsewhere stays mapped and correct."""
     side = torch.cuda.Stream()
     pyalloc.set_limit("64MiB", soft=True)
     data = torch.arange(MIB, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Arguments of other types and of devices that are not there: the errors are of torch's own types."""
+"""Arguments of other types and of devices that do not exist: the errors have torch's own types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_NUMBERS = (None, 1.5, float("nan"), "a", "cuda:0", b"0", torch.device("cuda:0
 
 
 class Index:
-    """What can be a number."""
+    """Objects that convert to a number."""
 
     def __index__(self) -> int:
         return 0
@@ -44,7 +44,7 @@ def _has_cuda() -> None:
 def check(
     expected: tuple[type[BaseException], ...] | None, call: Callable[..., Any], *args: Any
 ) -> None:
-    """It raises one of these; None: nothing."""
+    """The call raises one of these; None: nothing."""
     if expected is None:
         call(*args)
         return
@@ -78,7 +78,7 @@ def test_devices_of_the_accelerator(name: str) -> None:
     "name", ["memoryStats", "resetPeakMemoryStats", "resetAccumulatedMemoryStats"]
 )
 def test_numbers_of_devices(name: str) -> None:
-    """What torch's own Python asks of torch._C, and other libraries too."""
+    """What torch's own Python, and other libraries too, ask of torch._C."""
     ask = getattr(torch._C, "_cuda_" + name)
     for odd in (*NO_NUMBERS, True, Index(), torch.tensor(0)):
         check((RuntimeError,), ask, odd)
@@ -98,7 +98,7 @@ def test_numbers_of_devices(name: str) -> None:
     ],
 )
 def test_numbers_of_devices_of_newer_functions(name: str) -> None:
-    """Those also take what can be a number."""
+    """These also take whatever converts to a number."""
     ask = getattr(torch._C, name, None)
     if ask is None:
         pytest.skip("this torch has none")

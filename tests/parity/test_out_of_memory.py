@@ -1,4 +1,4 @@
-"""Out of memory: type, text, counts, and that life goes on."""
+"""Out of memory: type, text, counts, and that the program can go on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_error_has_torchs_type_and_text(size: int) -> None:
 
 
 def test_what_lies_in_private_pools_is_told_apart() -> None:
-    """It counts as PyTorch's: a request outside of them cannot have it, and it is not what fragments."""
+    """It counts as PyTorch's memory: a request outside the pools cannot have it, and it is not fragmentation."""
     torch.cuda.empty_cache()
     kept = empty(32 << 20)
     pool = torch.cuda.MemPool()
@@ -53,7 +53,7 @@ def test_what_lies_in_private_pools_is_told_apart() -> None:
     assert private == 96
     assert held == private + torch.cuda.memory_allocated() / 2**20
     assert idle == torch.cuda.memory_reserved() / 2**20 - held
-    # pyalloc's text alone has it
+    # only pyalloc's text has it
     largest = re.search(r"largest free run (\S+) (\S+); pyalloc", text)
     assert largest is None or largest[2] != "MiB" or float(largest[1]) <= idle
     del kept
@@ -151,7 +151,7 @@ def test_pending_stream_blocks_are_reclaimed(runtime) -> None:
 
 
 def served(size: int, issue: int) -> torch.Tensor:
-    """What torch's own allocator may refuse, by an open issue of its project, and pyalloc may not."""
+    """torch's own allocator may refuse it, by an open issue of its project; pyalloc may not."""
     try:
         return empty(size)
     except torch.OutOfMemoryError:
@@ -202,7 +202,7 @@ def test_in_backward() -> None:
         Greedy.apply(weight).sum().backward()
     gc.collect()
     assert empty(MIB).numel() == MIB
-    # torch's thread drops the graph when it has told of the error: the next test would begin with a segment in use.
+    # torch's thread drops the graph after it reported the error; else the next test would begin with a segment in use.
     del weight
     for _ in range(1000):
         gc.collect()

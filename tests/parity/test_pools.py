@@ -292,7 +292,7 @@ def test_memory_returns_after_reset() -> None:
     torch.cuda.synchronize()
     x = torch.zeros(5 * MIB, device="cuda")
     warm, y = capture(lambda: x + 1)
-    warm.reset()  # but alive: torch 2.9 keeps the random generator's tensors while any graph object is
+    warm.reset()  # but alive: torch 2.9 keeps the random generator's tensors as long as any graph object
     del y
     gc.collect()
     torch.cuda.empty_cache()
@@ -407,7 +407,8 @@ def test_oom_in_a_capture() -> None:
 
 
 def test_error_while_asking_whether_a_stream_is_captured(runtime: Any) -> None:
-    """Which pool an allocation goes to is asked in the allocator's own lock; an error there must not keep it."""
+    """The allocator asks under its own lock which pool an allocation belongs to; an error there must not keep the
+    lock."""
     call = "cudaStreamGetCaptureInfo" + ("" if CUDA >= 13 else "_v2")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     empty(MIB)
@@ -427,7 +428,7 @@ def test_error_while_asking_whether_a_stream_is_captured(runtime: Any) -> None:
 @pytest.mark.skipif(not IS_PYALLOC, reason="native asks for requests only")
 @pytest.mark.parametrize("asks", ["a capture that begins", "another library's stream"])
 def test_error_of_that_question_without_a_request(runtime: Any, asks: str) -> None:
-    """It is nobody's: not the next request's, which asks again."""
+    """The error belongs to that request, not to the next one, which asks again."""
     call = "cudaStreamGetCaptureInfo" + ("" if CUDA >= 13 else "_v2")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     handle = ctypes.c_void_p()
@@ -477,7 +478,7 @@ def test_many_graphs_come_and_go() -> None:
 
 
 def test_a_graph_takes_little_more_than_its_results() -> None:
-    """Its pool is its own: what it has too much of, nobody else can use, and a program may have many such graphs."""
+    """Its pool is its own: nobody else can use what it has too much of, and a program may have many such graphs."""
     others = empty(2 * GIB)
     x = torch.zeros(1000, device="cuda")
     warm = capture(lambda: (x + 1) * 2)
@@ -502,4 +503,4 @@ def test_capture_inside_a_mem_pool() -> None:
     del (
         y,
         graph,
-    )  # before the pool: torch 2.9 aborts when a MemPool goes while a graph still uses it
+    )  # before the pool: torch 2.9 aborts if a MemPool is dropped while a graph still uses it

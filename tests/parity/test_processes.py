@@ -1,4 +1,4 @@
-"""Processes of their own: eight devices, spawned children, torchrun with two ranks, memory of peers."""
+"""Separate processes: eight devices, spawned children, torchrun with two ranks, memory of peers."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ os._exit(0)  # Python 3.11 may abort while it shuts down right after a backward 
 
 @pytest.mark.parametrize("hook", ["0", "1"])
 def test_nccl_process_group(tmp_path: Path, hook: str) -> None:
-    """Its watcher of segments takes a snapshot through C++; hook: asked for by name too, which older torches need."""
+    """Its watcher of segments takes a snapshot through C++.  hook: asked for by name too, which older torches need."""
     variables = {
         "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": hook,
         "TORCH_DIST_USE_NCCL2": str(1 - int(hook)),
@@ -256,12 +256,12 @@ print("traced")
 
 
 def test_the_gpu_trace_is_told_of_uncached_memory() -> None:
-    """The sanitizer is told that an address is another tensor's from now on."""
+    """The sanitizer learns that an address belongs to another tensor from now on."""
     assert run("-c", TRACED_UNCACHED, PYTORCH_NO_CUDA_MEMORY_CACHING="1").split() == ["traced"]
 
 
 def test_the_gpu_trace_is_told() -> None:
-    """And so the sanitizer takes no memory that came back for a race."""
+    """So the sanitizer does not take reused memory for a race."""
     assert run("-c", TRACED).split() == ["traced"]
 
 

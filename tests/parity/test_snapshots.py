@@ -85,7 +85,7 @@ def test_every_live_tensor_lies_in_a_block() -> None:
 
 def test_segments_do_not_overlap() -> None:
     tensors = [empty(i * 3 * MIB + 1) for i in range(8)]
-    with torch.cuda.stream(torch.cuda.Stream()):  # pyalloc's segments are what one stream has
+    with torch.cuda.stream(torch.cuda.Stream()):  # a segment of pyalloc's is what one stream has
         tensors += [empty(i * 3 * MIB + 1) for i in range(8)]
     spans = sorted(
         (s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot()
@@ -110,7 +110,7 @@ def test_inactive_blocks() -> None:
 
 
 def freed_and_used(runtime) -> int:
-    """Where a block lies that another stream goes on using after its end."""
+    """A block that another stream goes on using after its free shows where it lies."""
     runtime.pya_hostcuda_set_event_delay(1 << 40)
     side = torch.cuda.Stream()
     tensor = empty(5 * MIB)
@@ -137,7 +137,7 @@ def names_of(frames: list[dict[str, Any]]) -> set[str]:
 
 @pytest.mark.parametrize("context", ["state", "alloc", "all"])
 def test_pending_blocks_are_told_by_their_allocation(runtime, context: str) -> None:
-    """Until the memory may be handed out again; what frees it then is told where every free is."""
+    """Until the memory may be reused; what completes the free is recorded wherever any free is."""
     here = "test_pending_blocks_are_told_by_their_allocation"
     _record_memory_history("all", context=context, stacks="python")
     address = freed_and_used(runtime)
@@ -177,7 +177,7 @@ def test_innermost_frame_comes_first() -> None:
 
 @pytest.mark.parametrize("depth", [1, 126, 127, 128, 200, 700])
 def test_all_of_a_deep_stack_is_kept(depth: int) -> None:
-    """Its root is where a flame graph begins."""
+    """A flame graph begins at its root."""
 
     def call(n: int) -> torch.Tensor:
         return empty(1000) if n == 0 else call(n - 1)
@@ -214,7 +214,7 @@ def test_dump_loads_everywhere(tmp_path) -> None:
     path = tmp_path / "snapshot.pickle"
     _dump_snapshot(str(path))
     raw = path.read_bytes()
-    # The viewer reads no protocol 5, and torch dumps by Python's default, which that is from 3.14 on.
+    # The viewer does not read protocol 5.  torch dumps with Python's default, which is 5 from 3.14 on.
     assert raw[0] == 0x80 and 2 <= raw[1] <= max(4, pickle.DEFAULT_PROTOCOL)
     snapshot = pickle.loads(raw)
     assert "segments" in _memory_viz.segsum(snapshot)

@@ -1,4 +1,4 @@
-"""MemPools with an allocator of their own or whole segments, and memory past the cache."""
+"""MemPools with an allocator of their own or whole segments, and memory outside the cache."""
 
 from __future__ import annotations
 
@@ -130,11 +130,12 @@ def test_tensors_outlive_their_pool(own: OwnAllocator) -> None:
 def test_managed_memory_comes_by_such_an_allocator(
     own: OwnAllocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.cuda._use_uvm() makes its own from cuda-python, which knows no device here and may not be installed."""
+    """torch.cuda._use_uvm() makes its allocator from cuda-python, which finds no device here and may not be
+    installed."""
     if not hasattr(torch.cuda.memory, "_use_uvm"):
         pytest.skip("of torch 2.13 on")
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=SimpleNamespace()))
-    # Anew for each call in 2.13, once in later ones.
+    # Anew for each call in 2.13, once in later versions.
     monkeypatch.setattr(torch.cuda.memory, "_UVM_ALLOCATOR", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_customAllocator", lambda *functions: own.allocator)
     with torch.cuda.memory._use_uvm() as pool:
@@ -145,7 +146,7 @@ def test_managed_memory_comes_by_such_an_allocator(
 
 
 def test_it_is_asked_while_a_graph_is_captured(own: OwnAllocator) -> None:
-    """What it calls may be forbidden to a thread that captures (cudaMalloc), were the thread not let off meanwhile."""
+    """What it calls (cudaMalloc) may be forbidden to a capturing thread, unless the thread is exempt meanwhile."""
     given, graph = torch.zeros(1000, device="cuda"), torch.cuda.CUDAGraph()
     pool = torch.cuda.MemPool(own.allocator)
     with torch.cuda.graph(graph, pool=pool.id):
@@ -183,7 +184,7 @@ def test_of_like_segments_the_oldest_is_used_again(
         assert addresses == sorted(addresses, reverse=True)
         for i in (2, 0, 3, 1):
             tensors[i * in_one] = None
-        del other  # pyalloc takes what was freed last, where it has the very size
+        del other  # among those of exactly the size, pyalloc takes what was freed last
         again = [empty(size) for _ in range(4)]
         assert [tensor.data_ptr() for tensor in again] == addresses
 
@@ -256,7 +257,7 @@ def test_statistics_by_pool_and_kind() -> None:
     reason="older ones end the process where somebody else still uses the pool",
 )
 def test_graph_outlives_its_mempool() -> None:
-    """Its kernels have the addresses of what is free in the pool."""
+    """The graph's kernels hold the addresses of what is free in the pool."""
     pool = torch.cuda.MemPool()
     graph = torch.cuda.CUDAGraph()
     given = empty(30 * MIB)
@@ -309,7 +310,7 @@ def test_uncached_memory_outlives_the_setting() -> None:
 def test_uncached_memory_runs_out(uncached: None) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         empty(100 * 2**30)
-    empty(MIB).add_(1)  # the error is no kernel's
+    empty(MIB).add_(1)  # the error is not a kernel's
 
 
 def test_caching_can_be_asked_for() -> None:
@@ -324,7 +325,7 @@ def test_caching_can_be_asked_for() -> None:
 
 
 def drop(tensors: list[torch.Tensor]) -> None:
-    """In a circle, so that the collector finds it: that may run in whatever is written in Python."""
+    """In a cycle, so that the collector finds it, which may run in anything written in Python."""
     circle: list[object] = [tensors.pop()]
     circle.append(circle)
     del circle
@@ -385,7 +386,7 @@ def test_an_own_allocator_uses_memory_itself(
 def test_asking_while_an_own_allocator_waits_for_python(
     own: OwnAllocator, ask: Callable[[], object]
 ) -> None:
-    """Whoever asks lets go of Python meanwhile, and an allocator written in it is called without the heap's lock."""
+    """Whoever asks releases the GIL meanwhile, and an allocator written in Python is called without the heap's lock."""
     is_called, has_asked = threading.Event(), threading.Event()
 
     def allocate() -> None:

@@ -79,7 +79,7 @@ def order_of(stats: dict) -> list:
 
 
 def test_nested_keys_come_in_torchs_order() -> None:
-    """What prints them, or writes them into columns, does so as before."""
+    """Code that prints them, or writes them into columns, works as before."""
     empty(1)
     stats = torch.cuda.memory_stats_as_nested_dict()
     four = [(kind, None) for kind in ("current", "peak", "allocated", "freed")]

@@ -23,7 +23,7 @@ def busy(stream: torch.cuda.Stream) -> None:
 
 
 def released(address: int, size: int, stream: torch.cuda.Stream) -> bool:
-    """Does the allocator hand the address out again on the stream?"""
+    """Does the allocator reuse the address on the stream?"""
     kept, found = [], False
     with torch.cuda.stream(stream):
         for _ in range(20):
@@ -242,7 +242,7 @@ def test_block_waits_for_a_stream_destroyed_meanwhile(runtime) -> None:
 
 @pytest.mark.parametrize("how", ["allocated", "recorded", "by number", "refused", "reserved"])
 def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
-    """A card's driver may crash at it.  Torch's own streams live as long as the process, others do not."""
+    """A card's driver may crash at that.  Torch's own streams live as long as the process, others do not."""
     if how == "reserved" and os.environ["PYALLOC_PARITY"] != "pyalloc":
         pytest.skip("of pyalloc")
     use_and_destroy(runtime, how)
@@ -250,7 +250,7 @@ def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["allocated", "refused"])
 def test_nothing_is_asked_of_the_first_stream(how: str) -> None:
-    """The process's first request goes torch's own way, to see how it fills its pointers."""
+    """The process's first request goes torch's own way, to see how torch fills its pointers."""
     program = f"""
 import ctypes
 from parity import test_streams
@@ -286,7 +286,7 @@ def use_and_destroy(runtime: Any, how: str) -> None:
 
 
 def test_a_capture_on_the_device_of_a_recorded_stream_is_not_spoilt() -> None:
-    """Another library's stream there is waited for by its device, but not while that captures."""
+    """Another library's stream there is waited for through its device, but not while that captures."""
     with torch.cuda.device(1):
         other = own_stream()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -296,7 +296,7 @@ def test_a_capture_on_the_device_of_a_recorded_stream_is_not_spoilt() -> None:
         graph.capture_begin(capture_error_mode="relaxed")
         kept = empty(MIB)
         with torch.cuda.device(0):
-            for step in range(1, 13):  # each more than any free block
+            for step in range(1, 13):  # each larger than any free block
                 empty((64 + 20 * step) * MIB)
                 with torch.cuda.stream(side):
                     empty((70 + 20 * step) * MIB)
@@ -310,7 +310,7 @@ def test_a_capture_on_the_device_of_a_recorded_stream_is_not_spoilt() -> None:
 @pytest.mark.parametrize("whose", ["torch's", "own"])
 @pytest.mark.parametrize("begins", ["after its first request", "before"])
 def test_a_capture_begun_by_hand_is_not_spoilt(whose: str, begins: str) -> None:
-    """Not by torch.cuda.graph, which tells the allocator: waiting for the device would end it with an error."""
+    """Not by torch.cuda.graph, which tells the allocator: a wait for the device would end the capture with an error."""
     cudart = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
     stream = torch.cuda.Stream() if whose == "torch's" else own_stream()
     other = torch.cuda.Stream()
@@ -341,7 +341,7 @@ def test_a_capture_begun_by_hand_is_not_spoilt(whose: str, begins: str) -> None:
     os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native's next request raises"
 )
 def test_freed_while_a_recorded_stream_is_captured_by_hand(whose: str) -> None:
-    """An event would become part of the graph, never tell anything, and end the capture when asked about; the memory
+    """An event would become part of the graph, never complete, and end the capture when it is queried.  The memory
     comes back all the same."""
     cudart = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
     stream = torch.cuda.Stream() if whose == "torch's" else own_stream()
@@ -383,7 +383,7 @@ def free_after_a_recorded_stream_is_destroyed() -> None:
 
 
 def test_stream_destroyed_before_the_block_is_freed() -> None:
-    """Torch records an event on the stream as it frees the block, where no exception can go: the process ends."""
+    """Torch records an event on the stream when it frees the block, where no exception can pass: the process ends."""
     if os.environ["PYALLOC_PARITY"] == "pyalloc":
         free_after_a_recorded_stream_is_destroyed()
         return

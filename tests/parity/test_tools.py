@@ -1,4 +1,4 @@
-"""torch's tools that look at memory, and calls with arguments that are odd: the same on both."""
+"""torch's tools that look at memory, and calls with odd arguments: the same on both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_functions_have_torchs_names(name: str) -> None:
-    """And can be sent to other processes by them."""
+    """And they can send it to other processes."""
     function = getattr(torch._C, name)
     assert pickle.loads(pickle.dumps(function)) is function
     assert (function.__module__, function.__name__) == ("torch._C", name)
@@ -74,7 +74,7 @@ def test_a_stream_must_be_one() -> None:
 
 
 def test_memory_of_others_may_be_recorded_on_streams(cached: None) -> None:
-    """Memory past the cache, and a library's own: nothing is kept for them, and nothing raises."""
+    """Memory outside the cache, and a library's own: nothing is kept for it, and nothing raises."""
     side = torch.cuda.Stream()
     torch.cuda.memory.caching_allocator_enable(False)
     tensor = empty(MIB)
@@ -100,7 +100,7 @@ def test_memory_of_others_may_be_recorded_on_streams(cached: None) -> None:
     reason="to torch 2.9's own a memory fraction is worth a context",
 )
 def test_using_one_device_touches_no_other() -> None:
-    """A context takes hundreds of MiB of a card that somebody else may use."""
+    """A context takes hundreds of MiB of a card that others may use."""
     program = """
 import torch
 from torch.cuda import memory
@@ -153,14 +153,14 @@ def test_statistics_of_the_host_are_reset() -> None:
     "text", ["expandable_segments:False", "pinned_use_background_threads:False", "no_such_key:1"]
 )
 def test_settings_while_the_program_runs(text: str) -> None:
-    """Libraries switch expandable segments off for a while; what torch does not know is an error."""
+    """Libraries switch expandable segments off for a while; a setting that torch does not know is an error."""
     choose = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if choose is None:
         pytest.skip("this torch has another function for it")
     if text.startswith("no"):
         with pytest.raises((RuntimeError, ValueError), match="no_such_key"):
             choose(text)
-        choose("")  # torch tells it in snapshots, refused or not
+        choose("")  # torch reports it in snapshots, refused or not
     else:
         choose(text)
     assert empty(MIB).numel() == MIB
@@ -212,7 +212,7 @@ def test_snapshots_without_traces(cached: None) -> None:
 def test_snapshots_leave_the_numbers_of_a_pool_alone(allocator: str) -> None:
     if allocator == "native":
         pytest.skip("torch 2.14 drops references to them that it does not own")
-    number = int("123456789")  # no constant: those are kept
+    number = int("123456789")  # not a constant, because constants are kept
     held = [number] * 100
     before = sys.getrefcount(number)
     for _ in range(10):
@@ -342,7 +342,7 @@ def test_a_pool_within_compiled_code() -> None:
 def test_usage_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, maker: str
 ) -> None:
-    """The picture is drawn by a program that torch fetches from the network; here its input is kept."""
+    """A program that torch fetches from the network draws the picture; here its input is kept."""
     draw = getattr(torch.cuda.memory, maker)
     monkeypatch.setattr(
         torch.cuda.memory, maker, lambda snapshot: draw(snapshot, format_flamegraph=str)
