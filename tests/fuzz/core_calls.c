@@ -53,7 +53,7 @@ op_import(struct world *world) {
         sender.shared.key++;
     }
     pya_dptr base;
-    world->depth = HOOK_DEPTH; /* nobody gives back what is on its way */
+    world->depth = HOOK_DEPTH; /* a block in transit is not given back by anybody */
     st = pya_import_open(world->heap, live->device, sender.shared.n_pages, &source, &base);
     world->depth = 0;
     SAY("import 0x%llx: %zu pages -> %d\n", (unsigned long long)live->ptr, sender.shared.n_pages,
@@ -123,7 +123,7 @@ op_tell(struct world *world) {
     REQUIRE_EQ(pya_history_annotate(world->heap, ptr, NULL), ptr == 1 ? PYA_E_FOREIGN : PYA_OK);
 }
 
-/* A stream is captured by hand, which nobody tells the heap of. */
+/* A stream is captured by hand; nobody tells the heap. */
 static void
 op_capture(struct world *world) {
     const uint8_t how = fuzz_byte(&world->in);
@@ -152,7 +152,7 @@ captures_end(struct world *world, int device) {
     world->captured[device] = 0;
 }
 
-/* The stream's handle is another's now, of this device's context or another's. */
+/* Another stream has the handle now, in this device's context or another's. */
 static void
 op_context(struct world *world) {
     const uint8_t how = fuzz_byte(&world->in);

@@ -1,11 +1,11 @@
-/* Forked children: the heap is their parent's, and what they ask of it is refused or answered, but never waited for. */
+/* Forked children: the heap is their parent's.  Their calls are refused or answered, but never wait. */
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/snapshot.h"
 #include "core_model.h"
 
-/* Also of a card that another thread was changing. */
+/* Also with a card that another thread was changing. */
 static void
 child_looks(struct world *world) {
     static int64_t values[1024];
@@ -71,7 +71,7 @@ child_run(struct world *world, bool is_within) {
     const bool is_torn = world->heap->torn_cards != 0;
     pya_heap_destroy(world->heap);
     if (is_torn || is_within) {
-        return; /* what another thread was changing is left alone, and the call's own is never given back */
+        return; /* what another thread or this call was changing is left alone */
     }
     REQUIRE_EQ(world->n_contexts, 0);
     REQUIRE_EQ(world->n_filters, 0);
@@ -81,7 +81,7 @@ child_run(struct world *world, bool is_within) {
 static void
 fork_child(struct world *world, bool is_within) {
     const bool is_used =
-        world->sims[0] != NULL || world->sims[1] != NULL; /* else it is the child's as well */
+        world->sims[0] != NULL || world->sims[1] != NULL; /* otherwise it is the child's as well */
     if (!world->may_fork || !is_used || world->is_rehearsal || world->has_host_fault) {
         return;
     }

@@ -1,9 +1,9 @@
-/* What a captured graph has in its kernels: addresses of its pool.  While the pool is in use they show the same pages, which
- * stay the pool's, whatever was freed at them, unless it lends them before out of memory. */
+/* What the kernels of a captured graph hold: addresses of its pool.  While the pool is in use, they show the same
+ * pages, which stay the pool's whatever was freed there, unless it lends memory before out of memory. */
 #include "core/stitch.h"
 #include "core_model.h"
 
-/* The page seen at an address; NULL: none. */
+/* The page mapped at an address; NULL: none. */
 static const struct pya_page *
 page_at(const struct pya_card *card, pya_dptr addr) {
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {

@@ -1,5 +1,4 @@
-/* The model: what lives where, and what must hold of the heap and the device at
- * any time. */
+/* The model: what lives where, and what must hold of the heap and the device at any time. */
 #include "core_model.h"
 
 bool is_verbose;
@@ -70,8 +69,7 @@ check_device(struct world *world, int device, bool is_whole) {
             fprintf(stderr, "device %d: %s\n", device, pya_sim_violation(world->sims[device]));
         }
         REQUIRE_EQ(state.n_violations, 0);
-        /* A release that failed is still on the device, and so is what an import
-     * shows. */
+        /* A page whose release failed is still on the device, and so is what an import shows. */
         if (!world->may_fail && !world->has_imported) {
             REQUIRE_EQ(
                 stat_of(world->heap, device, "reserved_bytes.all.current"), state.used_bytes);
@@ -93,7 +91,7 @@ live_add(struct world *world, struct live live) {
     pya_dptr base;
     int device;
     size_t rounded = pya_round_up(live.requested, PYA_ALIGN);
-    (void)fault_disarm(); /* what follows is the model's and the sim's */
+    (void)fault_disarm(); /* the rest is the model's and the sim's */
     REQUIRE_EQ(live.ptr % PYA_ALIGN, 0);
     REQUIRE_EQ(pya_block_info(world->heap, live.ptr, &base, &live.bytes, &device), PYA_OK);
     REQUIRE(base == live.ptr && device == live.device && live.bytes >= rounded);
@@ -127,7 +125,7 @@ live_use(struct world *world, struct live *live, pya_stream stream) {
 struct context {
     struct world *world;
     size_t n;
-    unsigned place; /* of the program; 0: not known */
+    unsigned place; /* the program's; 0: unknown */
 };
 
 void *

@@ -1,4 +1,4 @@
-/* What the parts of fuzz_core share: the operations, and what they are held against. */
+/* What the parts of fuzz_core share: the operations, and the checks after them. */
 #pragma once
 
 #include "core_world.h"
@@ -12,18 +12,16 @@ extern bool is_verbose;
 
 bool is_capturing(const struct world *world, int device);
 bool stream_is_capturing(const struct world *world, int device, pya_stream stream);
-/* Is this answer one that something gave a reason for? */
+/* Is there a reason for this status? */
 void require_status(struct world *world, int device, pya_status st);
-/* is_whole: every structure too, which takes as long as hundreds of operations.
- */
+/* is_whole: every structure too, which takes as long as hundreds of operations. */
 void check_all(struct world *world, bool is_whole);
-/* A block was handed out. */
+/* A block was allocated. */
 void live_add(struct world *world, struct live live);
-/* Work is queued that touches the block, on another stream only once its own is
- * done with what it had before, as a program sees to by an event; what is
- * captured runs later. */
+/* Queues work that touches the block.  On another stream it first waits for the block's own stream, as a program does
+ * with an event.  Captured work runs later. */
 void live_use(struct world *world, struct live *live, pya_stream stream);
-/* Contexts as the heap's hooks, counted. */
+/* Contexts, as the heap's hooks make them, counted. */
 void *context_capture(void *arg, bool with_stack);
 void context_retain(void *arg, void *context);
 void context_release(void *arg, void *context);
@@ -35,7 +33,7 @@ bool context_describe(void *arg, void *context, char *text, size_t text_bytes);
 
 /* What the first bytes of an input choose: options, devices, a layout. */
 void settings_take(struct world *world);
-/* The run is to be made twice: the second time with the places of what the first one asked for. */
+/* The input runs twice: the second time with a plan of what it requested the first time. */
 bool settings_want_plan(const uint8_t *data, size_t n);
 void plan_note(struct world *world, struct live *live);
 void plan_note_free(struct world *world, const struct live *live);
@@ -44,7 +42,7 @@ void plan_finish(struct plan *plan, const uint8_t *data);
 
 /* ---- core_forks.c ---- */
 
-/* A child is forked off, which may look at the heap and give it up. */
+/* Forks a child, which may look at the heap and give it up. */
 void op_fork(struct world *world);
 /* The same from within a call. */
 void world_fork(struct world *world);
@@ -68,14 +66,13 @@ extern struct world *filter_world; /* whose filters are dropped */
 /* ---- core_calls.c ---- */
 
 void import_close(struct world *world, size_t i);
-/* Those begun by hand. */
+/* Captures begun by hand. */
 void captures_end(struct world *world, int device);
 void op_rare(struct world *world);
 
-/* ---- core_ops.c: each takes what it needs off the input ---- */
+/* ---- core_ops.c: each operation takes what it needs from the input ---- */
 
-/* Many of few sizes, as real programs have, so that exact fits and cached
- * ranges occur; some of any. */
+/* Mostly a few sizes, as in real programs, so that exact fits and cached ranges occur; sometimes any size. */
 size_t size_of(struct fuzz_input *in);
 void op_alloc(struct world *world);
 void op_free(struct world *world);

@@ -1,4 +1,4 @@
-/* Operations on blocks and on the heap, each held against the model. */
+/* Operations on blocks and on the heap, each compared with the model. */
 #include "core/move.h"
 #include "core/pool.h"
 #include "core/snapshot.h"
@@ -19,8 +19,8 @@ size_of(struct fuzz_input *in) {
     }
 }
 
-/* The device is out of memory, it says: then what is free in whole grains and what can still be made are less than what was
- * asked for.  Not where something else could be short, or may have come back since. */
+/* If the device is out of memory, its free whole grains and what can still be made must be less than what was
+ * requested. Not checked if something else could be short, or memory may have come back since. */
 static void
 check_shortage(struct world *world, int device, size_t bytes) {
     struct pya_card *card = pya_heap_open_card(world->heap, device);
@@ -43,13 +43,13 @@ check_shortage(struct world *world, int device, size_t bytes) {
     REQUIRE(bytes > card->caps.total_bytes || n_there + room / PYA_PAGE < pya_pages_for(bytes));
 }
 
-/* What is reserved, of a device that may be not open yet. */
+/* Reserved bytes of a device that may not be open yet. */
 static int64_t
 reserved_of(struct world *world, int device) {
     return stat_of(world->heap, device, "reserved_bytes.all.current");
 }
 
-/* It grew: then not past what the device may hold. */
+/* If it grew, then not past what the device may hold. */
 static void
 check_limit(struct world *world, int device, int64_t before) {
     const int64_t after = reserved_of(world, device);
@@ -115,7 +115,7 @@ op_free(struct world *world) {
     REQUIRE_EQ(pya_free(world->heap, live.ptr), PYA_OK);
 }
 
-/* Another stream works on a block, as its user declares. */
+/* Another stream works on a block, and its user declares that. */
 void
 op_record(struct world *world) {
     if (world->n_live == 0) {
@@ -139,7 +139,7 @@ op_record(struct world *world) {
     }
 }
 
-/* Pointers that are no block's: each is refused, and nothing changes. */
+/* Pointers to no block: each is refused, and nothing changes. */
 void
 op_bad_free(struct world *world) {
     uint8_t which = fuzz_byte(&world->in);
@@ -169,7 +169,7 @@ op_finish(struct world *world) {
         pya_sim_finish_all(sim);
     } else if (sim != NULL && destroys) {
         pya_sim_set_destroyed(
-            sim, stream, true); /* until it is used again: a new one of that handle */
+            sim, stream, true); /* until it is used again, as a new stream with that handle */
     } else if (sim != NULL) {
         pya_sim_finish(sim, stream);
     }
@@ -189,7 +189,7 @@ op_give_back(struct world *world) {
         const int64_t kept = (int64_t)world->kept[device];
         REQUIRE(reserved_of(world, device) >= (before < kept ? before : kept));
     }
-    if (st == PYA_E_CAPTURE) { /* -1: any device's */
+    if (st == PYA_E_CAPTURE) { /* -1: any device */
         REQUIRE(is_capturing(world, 0) || is_capturing(world, 1) || world->has_foreign);
     } else {
         require_status(world, device, st);
@@ -254,7 +254,7 @@ op_history(struct world *world) {
     }
 }
 
-/* The entries are the caller's, oldest first by ring. */
+/* The caller owns the entries, oldest first by ring. */
 static void
 take_history(struct world *world, int device) {
     struct pya_history_part part;
@@ -271,7 +271,7 @@ take_history(struct world *world, int device) {
     free(part.items);
 }
 
-/* Segments apart, their blocks end to end, sums as the statistics say. */
+/* Segments do not overlap, their blocks are contiguous, and the sums match the statistics. */
 void
 op_snapshot(struct world *world) {
     struct pya_snapshot snap;
@@ -382,7 +382,7 @@ op_steer(struct world *world) {
         break;
     case 6:
         st = PYA_OK;
-        if (world->sims[device] != NULL) { /* forth by up to 32 s, or back */
+        if (world->sims[device] != NULL) { /* forward by up to 32 s, or back */
             uint64_t ns = (uint64_t)which << 27;
             pya_sim_advance_clock(world->sims[device], which % 8 == 7 ? 0 - ns : ns);
         }

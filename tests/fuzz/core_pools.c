@@ -16,7 +16,7 @@ filter_drop(void *arg) {
     filter_world->n_filters--;
 }
 
-/* A pool's own allocator.  It never fails to free, as the caller of one has no way to tell. */
+/* A pool's own allocator.  It never fails to free, because its caller cannot be told. */
 struct source {
     struct world *world;
     int device;
@@ -51,7 +51,7 @@ static void
 source_drop(void *arg) {
     const struct source *source = arg;
     REQUIRE(source->world->is_child || source->n_segments == 0);
-    free(arg); /* once: what is left over at the end of a run is found */
+    free(arg); /* only once: anything left over at the end of a run is found */
 }
 
 static void
@@ -75,7 +75,7 @@ static void
 pool_begin(struct world *world, int device, int i, uint8_t how) {
     struct pool *pool = &world->pools[device][i];
     if (world->is_meanwhile) {
-        return; /* stands still until nobody waits for the device */
+        return; /* waits until nobody waits for the device */
     }
     pya_stream stream = (how & 0x80) != 0 ? UINT64_MAX : stream_of(how >> 3);
     if (!pool->is_active) {

@@ -1,4 +1,4 @@
-/* What the first bytes of an input choose, and plans: places for what the same input asked for in a run before. */
+/* What the first bytes of an input choose, and plans: places for what the same input requested in an earlier run. */
 #include "core_model.h"
 
 /* Bits of an input's first byte.  Its value modulo the number of option sets chooses one of them. */
@@ -12,8 +12,8 @@ enum {
 enum {
     WIDE_PLAN = 0x01,
     WIDE_NEXT_OPTIONS = 0x02, /* a second set of options, too */
-    WIDE_UNLIKE = 0x04,       /* the second device is not as the first */
-    WIDE_ADDRESSES = 0x08,    /* are few */
+    WIDE_UNLIKE = 0x04,       /* the second device differs from the first */
+    WIDE_ADDRESSES = 0x08,    /* there are few addresses */
     WIDE_FORKS = 0x10,
     WIDE_PLACES = 0x20,
     WIDE_NO_PEERS = 0x40
@@ -60,8 +60,8 @@ config_of(uint8_t device) {
     };
 }
 
-/* A layout of what the input asks for, as far as that can be told beforehand; places follow one another, and begin anew
- * over the first ones. */
+/* A layout of what the input requests, as far as it is known beforehand.  Places follow one another, and then begin
+ * again over the first ones. */
 static void
 take_layout(struct world *world) {
     struct fuzz_input in = world->in;
@@ -92,7 +92,7 @@ take_wide(struct world *world) {
     const uint8_t options = fuzz_byte(&world->in);
     const uint8_t second = fuzz_byte(&world->in);
     const uint8_t addresses = fuzz_byte(&world->in);
-    (void)fuzz_byte(&world->in); /* unused: whether an input's length is even tells how it ends */
+    (void)fuzz_byte(&world->in); /* unused: the parity of an input's length decides how it ends */
     world->is_wide = true;
     if ((wide & WIDE_NEXT_OPTIONS) != 0) {
         take_options(world, options);
@@ -160,7 +160,7 @@ plan_note(struct world *world, struct live *live) {
     struct pya_layout_place *place = &plan->places[d][plan->n[d]++];
     *place = (struct pya_layout_place){.bytes = live->bytes};
     plan->n_large[d] += is_large(place);
-    place->life = plan->n_large[d]; /* when it came, until it goes */
+    place->life = plan->n_large[d]; /* from its allocation to its free */
     live->n_place = plan->n[d];
 }
 
@@ -181,7 +181,7 @@ plan_overlap(const struct plan *plan, int d, size_t earlier, size_t later) {
     return plan->freed[d][earlier] == 0 || plan->freed[d][earlier] > later;
 }
 
-/* The lowest place that is free for as long as the request lives. */
+/* The lowest place that is free as long as the request lives. */
 static uint64_t
 plan_place(const struct plan *plan, int d, size_t i) {
     uint64_t offset = 0;
@@ -190,7 +190,7 @@ plan_place(const struct plan *plan, int d, size_t i) {
         if (plan_overlap(plan, d, k, i) && other->offset < offset + plan->places[d][i].bytes &&
             offset < other->offset + other->bytes) {
             offset = other->offset + other->bytes;
-            k = SIZE_MAX; /* from the first one again */
+            k = SIZE_MAX; /* starting over with the first */
         }
     }
     return offset;

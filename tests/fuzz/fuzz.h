@@ -1,4 +1,4 @@
-/* What the fuzz targets share: taking numbers off the input, and checks that stop at the first thing wrong.
+/* What the fuzz targets share: taking numbers from the input, and checks that stop at the first violation.
  *
  * A target defines LLVMFuzzerTestOneInput(), so that libFuzzer, AFL++ and main.c all drive the same code. */
 #pragma once
@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* An input that ran out gives zeros. */
+/* An input that is used up gives zeros. */
 struct fuzz_input {
     const uint8_t *at;
     const uint8_t *end;
@@ -38,7 +38,7 @@ fuzz_byte(struct fuzz_input *in) {
     return (uint8_t)fuzz_number(in, 1);
 }
 
-/* Every engine knows abort() as a finding, and keeps the input. */
+/* Every engine takes abort() for a finding and keeps the input. */
 static inline void
 fuzz_require(bool good, const char *file, int line, const char *text) {
     if (!good) {

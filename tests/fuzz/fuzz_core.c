@@ -1,12 +1,10 @@
-/* The allocator on the simulated device: the input is some bytes of settings
- * (core_settings.c), then operations, held against a naive model after each.
+/* The allocator on the simulated device: the input is some bytes of settings (core_settings.c), then operations,
+ * compared with a naive model after each.
  *
- * What must hold: no two live blocks share a byte, through whatever addresses
- * (the sim's shadow); work of two streams never meets in one block, nothing is
- * unmapped under unfinished work (the sim's races); addresses are aligned; a
- * call fails only where something was made to fail; a failed call changes
- * nothing; statistics are exact; after the last free nothing is left, on the
- * device or in host memory. */
+ * What must hold: no two live blocks share a byte, through any addresses (the sim's shadow); work of two streams never
+ * meets in one block, nothing is unmapped under unfinished work (the sim's races); addresses are aligned; a call fails
+ * only if something was made to fail; a failed call changes nothing; statistics are exact; after the last free nothing
+ * is left, on the device or in host memory. */
 #include "core_model.h"
 
 /* ---- hooks ---- */
@@ -23,13 +21,13 @@ is_locked(const struct world *world) {
     return is_any;
 }
 
-/* Where no lock is held while the device is waited for, other threads go on. */
+/* While the device is waited for without a lock, other threads go on. */
 static pya_status
 world_sync(struct pya_device *dev) {
     struct world *world = filter_world;
     pya_status st = world->device_sync(dev);
     if (world->may_fork && fuzz_byte(&world->in) % 4 == 0) {
-        world_fork(world); /* in the child, another thread may have had the card's lock */
+        world_fork(world); /* in the child, another thread may have held the card's lock */
     }
     if (world->has_meanwhile && world->depth == 0 && !world->has_host_fault &&
         world->open_fails == 0 && !is_locked(world)) {
@@ -63,7 +61,7 @@ world_open(void *arg, int index, struct pya_device **out) {
     return st;
 }
 
-/* A program may do anything from within: free, allocate. */
+/* A program may do anything from within a hook: free, allocate. */
 static bool
 world_pressure(void *arg, int device, size_t bytes) {
     struct world *world = arg;
@@ -93,7 +91,7 @@ world_oom(void *arg, int device, size_t bytes) {
 
 /* ---- operations ---- */
 
-/* The operation that follows, with one of its host allocations failing. */
+/* The next operation, with one of its host allocations failing. */
 static void
 op_host_fault(struct world *world) {
     uint8_t nth = fuzz_byte(&world->in);
@@ -130,13 +128,13 @@ op_host_fault(struct world *world) {
     }
     (void)fault_disarm();
     world->has_host_fault = false;
-    /* A device whose card could not be made was opened and closed again. */
+    /* A device whose card could not be created was opened and closed again. */
     for (int d = 0; d < N_DEVICES; d++) {
         world->sims[d] = pya_heap_open_card(world->heap, d) == NULL ? NULL : world->sims[d];
     }
 }
 
-/* Programs repeat themselves: what the bytes before say is done again, some times. */
+/* Programs repeat themselves: the bytes before are run again, several times. */
 static void
 op_again(struct world *world) {
     const uint8_t *at = world->in.at;
@@ -198,8 +196,7 @@ world_init(struct world *world) {
     REQUIRE_EQ(pya_heap_create(&world->options, &hooks, &world->heap), PYA_OK);
 }
 
-/* Everything ends well, however it went before: all is given back, and the
- * device was used by its rules. */
+/* Every run must end well: everything is given back, and the device saw no violation. */
 static void
 world_end(struct world *world) {
     world->open_fails = 0;
@@ -219,7 +216,7 @@ world_end(struct world *world) {
         }
     }
     for (int d = 0; d < N_DEVICES; d++) {
-        if (world->sims[d] != NULL) { /* nobody is taken to be capturing any more */
+        if (world->sims[d] != NULL) { /* no stream counts as capturing any more */
             pya_sim_advance_clock(world->sims[d], UINT64_C(20000000000000));
         }
     }
@@ -263,8 +260,7 @@ run(const uint8_t *data, size_t n, struct plan *plan, bool is_rehearsal) {
     }
     world.has_meanwhile = false;
     world.may_fork = false;
-    /* Half of the runs leave it to destroy; then only host memory can be looked
-   * at. */
+    /* Half of the runs leave it to destroy; then only host memory can be checked. */
     if (n % 2 == 0) {
         world_end(&world);
     }

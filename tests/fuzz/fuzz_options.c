@@ -4,7 +4,7 @@
 
 enum { MAX_TEXT = 4096, MAX_MESSAGE = 300 };
 
-/* A message stays within its room, ends, and where there is room says something. */
+/* A message fits its buffer, is terminated, and is not empty if there is room. */
 static void
 check_message(const char *message, size_t room) {
     for (size_t i = room; i < MAX_MESSAGE; i++) {
@@ -27,7 +27,7 @@ format_all(const struct pya_options *options, char *text, size_t room) {
     }
 }
 
-/* What was set can be written down, read again, and then means the same. */
+/* Settings can be written down and read again with the same meaning. */
 static void
 check_round_trip(const struct pya_options *options) {
     char text[1000], again[1000], message[MAX_MESSAGE];

@@ -1,8 +1,8 @@
 /* Everything that reads trace files: the reader, the scan, programs and their replay.
  *
- * An even first byte: the rest is a file as it is.  An odd one: the rest is chunks, each two bytes of length, one of
- * what to spoil, and the payload; headers, event counts and checksums are made for them, so that mutations get past
- * the checksum. */
+ * If the first byte is even, the rest is a file.  If it is odd, the rest is chunks: two bytes of length, one that says
+ * what to corrupt, and the payload.  Headers, event counts and checksums are generated, so that mutations get past the
+ * checksum. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -52,7 +52,7 @@ file_chunk(
     file_add(file, payload, n);
 }
 
-/* Events in a payload, as far as it can be read. */
+/* Counts the events in a payload, as far as it can be read. */
 static uint32_t
 count_events(const uint8_t *at, const uint8_t *end) {
     uint32_t n = 0;
@@ -112,7 +112,7 @@ file_make(struct file *file, const uint8_t *data, size_t n) {
 
 /* ---- reading it ---- */
 
-/* A number that depends on all that was read. */
+/* A number that depends on everything that was read. */
 static pya_status
 read_all(struct pya_trace_reader *reader, uint64_t *out) {
     uint64_t sum = 14695981039346656037U;
@@ -210,7 +210,7 @@ scan(const char *path, size_t n_bins, int device, bool is_good) {
     pya_scan_destroy(scan);
 }
 
-/* Small ones on each policy: whatever the program, bytes have one owner. */
+/* Small programs on each policy: whatever the program, each byte has one owner. */
 static void
 replay(const char *path, uint8_t how) {
     char message[200] = "";

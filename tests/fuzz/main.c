@@ -34,7 +34,8 @@ static struct {
     size_t n_edges;
 } fuzz = {.max_bytes = 4096, .input_fd = -1};
 
-/* Edges of the run in hand, and all so far: a byte's bits stand for 1, 2, 3, 4-7, 8-15, 16-31, 32-127, 128+ times. */
+/* Edges of the current run, and all so far: the bits of a byte stand for 1, 2, 3, 4-7, 8-15, 16-31, 32-127, 128+
+ * times. */
 static uint8_t edge_counts[MAP_BYTES], edge_seen[MAP_BYTES];
 static uintptr_t edge_last;
 extern const char __executable_start;
@@ -59,7 +60,7 @@ edge_bucket(uint8_t count) {
     return count == 0 ? 0 : (uint8_t)(1U << bit);
 }
 
-/* Adds the run's edges to those seen; returns how many were new.  Few of the map's words are not 0. */
+/* Adds the run's edges to those seen.  Returns how many were new.  Few words of the map are not 0. */
 static size_t
 edges_merge(void) {
     size_t n_new = 0;
@@ -69,7 +70,7 @@ edges_merge(void) {
         for (size_t i = word; any != 0 && i < word + 8; i++) {
             uint8_t bits = edge_bucket(edge_counts[i]);
             bits =
-                bits != 0 && fuzz.minimise != NULL ? 1 : bits; /* how often does not matter then */
+                bits != 0 && fuzz.minimise != NULL ? 1 : bits; /* then the count does not matter */
             n_new += (bits & ~edge_seen[i]) != 0;
             edge_seen[i] |= bits;
         }
@@ -190,7 +191,7 @@ remove_bytes(uint8_t *bytes, size_t n) {
     return n - n_gone;
 }
 
-/* One change; from: another input to take a piece of. */
+/* One mutation; from: another input to take a piece of. */
 static size_t
 mutate(uint8_t *bytes, size_t n, const struct blob *from) {
     uint8_t fresh[16];
@@ -234,7 +235,7 @@ fuzz_for_a_while(void) {
     time_t end = time(NULL) + (time_t)fuzz.seconds;
     uint64_t last = fuzz.n_runs + fuzz.runs;
     while (fuzz.seconds > 0 ? time(NULL) < end : fuzz.n_runs < last) {
-        /* Later finds more often: they are at the border of what is known. */
+        /* Later inputs more often: they are at the border of what is known. */
         size_t i = random_below(2) == 0 ? random_below(fuzz.n_corpus)
                                         : fuzz.n_corpus - 1 - random_below((fuzz.n_corpus + 3) / 4);
         size_t n = fuzz.corpus[i].n < fuzz.max_bytes ? fuzz.corpus[i].n : fuzz.max_bytes;
@@ -302,7 +303,7 @@ by_reach(const void *a, const void *b) {
     return (x->n > y->n) - (x->n < y->n);
 }
 
-/* Widest reach first; what adds nothing to those before it is left out. */
+/* Widest coverage first; an input that adds nothing to those before it is left out. */
 static void
 minimise(void) {
     size_t n_kept = 0;

@@ -1,5 +1,5 @@
-/* Threads that map, alias, copy, allocate, record and capture at once, for the sanitizers to watch.
- * Ends with 0 when every answer was right and nothing is left. */
+/* Threads that map, alias, copy, allocate, record and capture at once, for the sanitizers to watch. Exits with 0 if
+ * every answer was right and nothing is left. */
 
 #define _GNU_SOURCE
 #include "abi.h"

@@ -132,7 +132,7 @@ static const kernel kernels[] = {
     EMU_KERNEL(pya_attention_backward_bias, pya_ops_attention),
 };
 
-// As with CUDA: the thread that opened this has a context, others have none until one is set.
+// As with CUDA: the thread that opened this has a context, others have none until they set one.
 enum { INVALID_CONTEXT = 201 };
 static thread_local void *context;
 static const bool opened = (context = (void *)kernels) != nullptr;
@@ -169,11 +169,11 @@ cuModuleGetFunction(void **function, void *, const char *name) {
     return 500;
 }
 
-// A kernel gets more than 48 KiB only if it was asked for.
+// A kernel gets more than 48 KiB only if that was requested.
 static std::map<void *, unsigned> allowed;
 static int most = 227 << 10;
 
-// How much the device has: tests make it smaller.
+// The device's limit; tests lower it.
 extern "C" void
 emu_limit_shared(int bytes) {
     most = bytes;
@@ -188,11 +188,11 @@ cuFuncSetAttribute(void *function, int attribute, int value) {
     return 0;
 }
 
-// The most blocks of a launch, and whether launches are only looked at.
+// The most blocks of a launch, and whether launches are only inspected.
 static emu_dim largest;
 static bool is_idle;
 
-// As if a grid's second index ended there: what is beyond, blocks walk.
+// As if a grid's second index ended there: blocks loop over what is beyond.
 static unsigned most_y = 65535;
 
 extern "C" void

@@ -25,7 +25,7 @@ static std::unordered_map<std::string, std::string> races; // what, and who
 static const char *racing_kernel;
 static unsigned racing_block, launches;
 
-// Threads that write the same number do no harm: what it was, until the second has written.
+// Threads that write the same number do no harm: its value, until the second has written.
 static struct {
     const char *at;
     char was[NUMBER];
@@ -33,7 +33,7 @@ static struct {
     unsigned one, other;
 } pending;
 
-// Where compilers put shared memory of a template, which has no section of its own.
+// Where compilers put a template's shared memory, which has no section of its own.
 extern "C" char __bss_start[] __attribute__((visibility("hidden")));
 extern "C" char _end[] __attribute__((visibility("hidden")));
 
@@ -56,7 +56,7 @@ race_cell_of(const char *at) {
     return is_dynamic ? of_dynamic + (at - room) : race_elsewhere(at);
 }
 
-// Of each kind the first.
+// The first of each kind.
 static void
 race_found(const char *what, bool is_shared, unsigned one, unsigned other) {
     const std::string kind = std::string(racing_kernel) + ": " + what +
@@ -159,7 +159,7 @@ race_enter(unsigned block) {
     racing_block = block;
 }
 
-// What was found, a line each, and forgotten.
+// Returns what was found, a line each, and forgets it.
 extern "C" const char *
 emu_races() {
     static std::string text;
@@ -221,7 +221,7 @@ __tsan_memset(void *to, int value, unsigned long bytes) {
     return __builtin_memset(to, value, bytes);
 }
 
-// Nothing of a kernel is atomic, and whose calls come and go does not matter.
+// Nothing in a kernel is atomic, and calls and returns do not matter.
 extern "C" RACE_UNSEEN unsigned char
 __tsan_atomic8_load(const volatile unsigned char *at, int) {
     return *at;

@@ -1,5 +1,5 @@
 #pragma once
-// Part of emulate.cpp: single instructions, first of all those of tensor cores, which round as the harshest of cards.
+// Part of emulate.cpp: single instructions, above all those of tensor cores, rounding as the harshest of cards does.
 #include "emulate_threads.hpp"
 
 static float
@@ -7,7 +7,7 @@ reciprocal_about(float x) {
     return 1.0f / x;
 }
 
-// No number becomes zero, as on the card.
+// No number is flushed to zero, as on the card.
 static float
 __saturatef(float x) {
     return x > 0.0f ? fminf(x, 1.0f) : 0.0f;
@@ -96,7 +96,7 @@ tf32_multiply(float c[4], const float a[4], const float b[2]) {
     }
 }
 
-// To half precision, to nearest, ties to even; what is over its largest number becomes infinite.
+// To half precision, to nearest, ties to even; above its largest number it becomes infinite.
 static unsigned
 emu_half(float x) {
     const unsigned sign = emu_bits(x) >> 16 & 0x8000u;

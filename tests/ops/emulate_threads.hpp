@@ -17,10 +17,10 @@ struct fiber {
     bool started, done;
     unsigned barriers; // reached so far
     unsigned shuffles;
-    std::vector<std::vector<copy>> groups; // of copies under way; the last is open
+    std::vector<std::vector<copy>> groups; // of copies in flight; the last group is open
 };
 static std::vector<fiber> fibers;
-static jmp_buf scheduler_place; // switching by these asks nothing of the kernel, swapcontext does
+static jmp_buf scheduler_place; // switches without the kernel, unlike swapcontext
 static unsigned current;
 struct lane {
     float x;
@@ -66,7 +66,7 @@ emu_barrier() {
     emu_yield();
 }
 
-// What all lanes of the warp gave, once they are all here.
+// What all lanes of the warp passed, once all have arrived.
 static const lane *
 emu_exchange(const lane &mine) {
     const emulating here;
@@ -138,7 +138,7 @@ async_wait() {
     }
 }
 
-// What other blocks wrote that came to their tickets before.
+// What other blocks wrote that took their tickets earlier.
 template <class T>
 static T
 emu_load_shared(const T *from) {
@@ -192,7 +192,7 @@ emu_resume(unsigned n) {
     setcontext(&fibers[n].context);
 }
 
-// Begins anywhere and goes either way, another one each time.
+// Begins anywhere and goes in either direction, a different order each time.
 struct order {
     unsigned first, step, n;
     explicit order(unsigned n_all) {
@@ -207,7 +207,7 @@ struct order {
     }
 };
 
-// Runs a warp as far as it gets without passing a barrier; whether any thread moved.
+// Runs a warp until no thread can go on without passing a barrier; returns whether any thread moved.
 static bool
 emu_warp(unsigned first, unsigned barriers) {
     const order lane(LANES);
@@ -260,7 +260,7 @@ emu_block(unsigned n_threads) {
     }
 }
 
-// What a block finds there is whatever the one before left, so nothing that a kernel could use.
+// A block finds there what the previous one left: nothing that a kernel could use.
 static void
 emu_fill_shared(unsigned shared) {
     enum { MOST = 256 << 10, PAGE = 4096 };

@@ -1,4 +1,4 @@
-/* What csrc/device says of the driver's binary interface in its own words, against NVIDIA's header: compiled, never run. */
+/* What csrc/device declares of the driver's binary interface, against NVIDIA's header: compiled, never run. */
 #include <cuda.h>
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace {
 template <typename T, typename = void> struct is_known : std::false_type {};
 template <typename T> struct is_known<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
 
-/* Passed in the same way: a number of that size, a handle, or a pointer to as many bytes. */
+/* Passed in the same way: a number of that size, a handle, or a pointer to the same number of bytes. */
 template <typename A, typename B>
 constexpr bool
 is_alike() {

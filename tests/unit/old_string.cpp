@@ -1,4 +1,5 @@
-/* Compiled twice: what pyalloc does with std::string of torch's older wheels, and that torch.  Each calls the other. */
+/* Compiled twice: as pyalloc's handling of std::string from torch's older wheels, and as that torch.  Each calls the
+ * other. */
 #include "torch_old_string.h"
 
 #include <cstddef>
