@@ -66,7 +66,7 @@ class Cuda:
         return self.control("used_bytes", device)
 
     def __call__(self, name: str, *args: object) -> int:
-        """Calls an entry point; integers travel as 64 bits."""
+        """Calls an entry point; integers are passed as 64 bits."""
         library = self.runtime if name.startswith("cuda") else self.driver
         words = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in args]
         return int(getattr(library, name)(*words))
@@ -115,9 +115,9 @@ LIVE = ("plain", "handles", "reservations", "mappings", "streams", "events", "gr
 
 @pytest.fixture
 def cuda(libraries: Path) -> Iterator[Cuda]:
-    """Fails the test that leaves something behind."""
+    """Fails a test that leaves something behind."""
     found = Cuda(libraries)
-    found.ok("cudaSetDevice", 0)  # the driver works in a context, and chooses none by itself
+    found.ok("cudaSetDevice", 0)  # the driver works in a context and does not choose one by itself
     before = {what: found.live(what) for what in LIVE}
     used = found.used()
     yield found

@@ -18,27 +18,27 @@ ROOT = Path(__file__).parent.parent.parent
 def start(
     arguments: list[str], folder: Path, *, cold: bool = False, **variables: str
 ) -> subprocess.Popen[str]:
-    """Begins one.
+    """Starts one.
 
-    cold: in a fresh interpreter, even where the program imports torch first.
+    cold: in a fresh interpreter, even if the program imports torch first.
     """
     if not cold:
         arguments = _warm(arguments, variables)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.Popen(
-        # Tests run in the background inherit an ignored Ctrl-C: env undoes that.
+        # Tests that run in the background inherit an ignored Ctrl-C: env undoes that.
         ["env", "--default-signal=INT", sys.executable, "-m", "pyalloc", "dryrun", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # no terminal: a signal reaches the parent alone
+        start_new_session=True,  # no terminal: a signal reaches only the parent
     )
 
 
 def _warm(arguments: list[str], variables: dict[str, str]) -> list[str]:
-    """The same program, by a Python that has imported torch already where that is how it begins."""
+    """The same program, run by a Python that has imported torch already if the program begins with that."""
     words = list(arguments)
     for at, (python, script) in enumerate(itertools.pairwise(words)):
         if python == sys.executable and script.endswith(".py"):
@@ -63,7 +63,7 @@ def program(folder: Path, source: str) -> str:
 
 
 def end_well(folder: Path, source: str) -> str:
-    """Runs the program, which checks itself, in a dry run.  What stood on its standard error."""
+    """Runs a program that checks itself in a dry run.  Returns its standard error."""
     code, _, err = finish(start([sys.executable, program(folder, source)], folder))
     assert code == 0, err
     return err

@@ -1,4 +1,4 @@
-"""The runtime as a C project: it builds by itself, and threads do not race in it."""
+"""The runtime as a C project: it builds by itself, and its threads do not race."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(out: Path, *settings: str) -> None:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Ours, without settings of the runtime that the caller may have made."""
+    """Our environment, without the caller's settings of the runtime."""
     own = {
         name: value
         for name, value in os.environ.items()
@@ -54,7 +54,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder with the runtime, built once for each way."""
+    """A folder with the runtime, built once for each variant."""
 
     @cache
     def build(sanitize: str) -> Path:

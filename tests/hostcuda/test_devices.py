@@ -1,4 +1,4 @@
-"""Devices as the driver and the runtime describe them: names, places on the bus, properties, errors."""
+"""Devices as the driver and the runtime describe them: names, bus addresses, properties, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import PAGE, Access, Cuda, Prop
 
 INVALID, INVALID_DEVICE = 1, 101
 BYTES = {12: 1032, 13: 1008}  # of cudaDeviceProp
-NAME, UUID, MEMORY = 0, 256, 288  # places in it, in either layout
+NAME, UUID, MEMORY = 0, 256, 288  # offsets in it, in either layout
 BUS = {12: 584, 13: 568}
 MULTIPROCESSORS = {12: 388, 13: 384}
 BUS_ATTRIBUTE, MULTIPROCESSORS_ATTRIBUTE = 33, 16
@@ -31,7 +31,7 @@ def number(raw: bytes, at: int, n: int) -> int:
 
 @pytest.fixture(params=[12, 13])
 def of_major(request: pytest.FixtureRequest, cuda: Cuda) -> Iterator[tuple[int, Cuda]]:
-    """`cuda` is there for what it checks at the end."""
+    """`cuda` is here for its checks at the end."""
     del cuda
     yield request.param, Cuda(hostcuda.LIBRARIES, request.param)
 
@@ -135,7 +135,7 @@ def test_a_device_is_no_peer_of_its_own_nor_of_what_is_not_there(cuda: Cuda) -> 
 
 
 def test_only_managed_memory_is_prefetched_and_advised(cuda: Cuda) -> None:
-    """Of all that the range has: its last byte too."""
+    """The whole range counts, down to its last byte."""
     managed, plain = cuda.out("cudaMallocManaged", 4 * PAGE, 1), cuda.malloc(PAGE)
     place = ctypes.c_uint64.from_buffer(Access(1, 0, 0)).value
     old = Cuda(hostcuda.LIBRARIES, 12)
@@ -158,7 +158,7 @@ def test_only_managed_memory_is_prefetched_and_advised(cuda: Cuda) -> None:
 
 
 def test_a_handle_is_imported_with_all_its_pages(cuda: Cuda) -> None:
-    """What another process sent is as large as what it exported, and has its bytes, wherever they lie in its file."""
+    """What another process sent has the size of what it exported, and its bytes, wherever they lie in its file."""
     posix = 1
     prop = Prop(1, posix, 1, 0)
     for n_pages in (1, 3):
@@ -189,7 +189,7 @@ def test_a_handle_is_imported_with_all_its_pages(cuda: Cuda) -> None:
 
 
 def on_two_devices(libraries: Path, program: str) -> list[str]:
-    """What a program prints that has `cuda`, of two devices, and `Prop` and `Access`."""
+    """The output of a program that has `cuda` for two devices, `Prop` and `Access`."""
     begin = "import ctypes, sys\nfrom hostcuda.conftest import PAGE, Access, Cuda, Prop\n"
     done = subprocess.run(
         [
@@ -241,7 +241,7 @@ def test_a_devices_pool_is_its_own(libraries: Path) -> None:
 def test_copies_between_devices_pass_from_one_range_of_addresses_to_the_next(
     libraries: Path,
 ) -> None:
-    """Each page of both is to be open to the device that copies."""
+    """Each page of both must be accessible to the device that copies."""
     found = on_two_devices(
         libraries,
         """

@@ -60,7 +60,7 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     assert code == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in err
     assert "does not fit 500.0 MiB" in err
-    # No other allocator could serve that: what comes next is more memory.
+    # No other allocator could serve that: the advice is more memory.
     assert "with nothing wasted it needed 600.0 MiB" in flat(err)
     assert f"next: pyalloc dryrun --memory 1000MiB --allocator {allocator} " in err
 
@@ -74,7 +74,7 @@ def test_a_python_that_pyalloc_cannot_get_into_is_told_why_torchs_figures_are_mi
     assert "peak reserved unknown" in flat(err) and "600.0 MiB at most" in err
     assert "-I` ignores PYTHONPATH or sitecustomize" in flat(err)
     assert "first: leave out that option\n  next: pyalloc dryrun --memory 80GB --alloc" in err
-    assert "--allocator native" in err  # with another, which is refused, nothing would be known
+    assert "--allocator native" in err  # another one, which is refused, would leave nothing known
 
 
 def test_out_of_memory_that_became_another_error_is_told(
@@ -211,7 +211,7 @@ def test_processes_that_end_without_ceremony_are_counted_and_recorded(
     traces = sorted(set(tmp_path.glob("out*.pya")) - {tmp_path / "out.1.pya"})
     assert [trace.analyse(path).totals["peak_bytes"] >> 20 for path in traces] == [10, 100]
     assert f"recorded: pyalloc report {' '.join(path.name for path in traces)}" in err
-    # Nothing of it is overwritten, and --force takes only what is surely of an earlier recording.
+    # Nothing of it is overwritten, and --force takes only what surely belongs to an earlier recording.
     (tmp_path / "out.pya").rename(tmp_path / "out.pya.part")
     assert finish(start(["--record", "out.pya", *command], tmp_path))[0] == 2
     autorecord.remove_earlier(tmp_path / "out.pya")
@@ -239,7 +239,7 @@ def test_a_process_that_only_looks_at_the_device_leaves_no_recording(
 def test_expandable_segments_are_on_beside_other_settings(
     torch_found: hostcuda.Torch, tmp_path: Path, given: str
 ) -> None:
-    """Under either name: torch knows one or both, and which of them wins changed."""
+    """Under either name: torch knows one or both, and which one wins has changed."""
     source = """
         import torch
         x = torch.empty(1, device="cuda")
@@ -269,7 +269,7 @@ def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Pat
     assert rest == ["/a", "/b"]
     assert (Path(folder) / "sitecustomize.py").exists()
     assert env["OTHER"] == "1"
-    # -S leaves site-packages out, so that only the bootstrap can find pyalloc.
+    # -S leaves out site-packages, so that only the bootstrap can find pyalloc.
     source = (
         "import importlib.util, os, sitecustomize, subprocess, sys, pyalloc; print(pyalloc.__file__)\n"
         "assert importlib.util.find_spec('report') is None, 'hides what the program calls so'\n"
@@ -321,7 +321,7 @@ def test_the_drivers_allocator_is_not_called_native(
 
 
 def test_what_is_rounding_is_told_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """torch's allocator counts a whole block where less than 1 MiB would be left of it."""
+    """torch's allocator counts a whole block if less than 1 MiB of it would be left."""
     source = "import torch; torch.empty((20 << 20) - 700_000, dtype=torch.uint8, device='cuda')"
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0
@@ -331,7 +331,7 @@ def test_what_is_rounding_is_told_apart(torch_found: hostcuda.Torch, tmp_path: P
 def test_kernels_that_are_in_python_are_no_place_of_the_program(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Autocast's conversions and sums, also on autograd's threads, where no line of the program is."""
+    """Autocast's conversions and sums, also on autograd's threads, which run no line of the program."""
     source = """
         import torch
 
@@ -362,7 +362,7 @@ def test_kernels_that_are_in_python_are_no_place_of_the_program(
 def test_what_was_tuned_without_a_card_is_not_for_a_card(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Triton keeps the times of kernels that computed nothing; a later training on the card took them for its own."""
+    """Triton keeps timings; those of kernels that computed nothing were used by a later training on the card."""
     pytest.importorskip("triton", reason="torch's CUDA builds bring it")
     source = """
         import torch, triton, triton.language as tl
@@ -382,7 +382,7 @@ def test_what_was_tuned_without_a_card_is_not_for_a_card(
 
 
 def test_each_cache_of_compiled_kernels_is_kept_apart_once(torch_found: hostcuda.Torch) -> None:
-    """Wherever the user has it; a program of a dry run may begin another."""
+    """Wherever the user has it; a program in a dry run may start another."""
     names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     for given, ends in (
         ({"HOME": "/home/a"}, ("/home/a/.triton/cache", "/torchinductor_")),
@@ -399,7 +399,7 @@ def test_each_cache_of_compiled_kernels_is_kept_apart_once(torch_found: hostcuda
 @pytest.mark.torch
 @pytest.mark.parametrize("is_known", [False, True])
 def test_what_is_killed_is_not_said_to_have_used_nothing(tmp_path: Path, is_known: bool) -> None:
-    """`with Pool() as pool:` ends its processes by SIGTERM; one that ends by itself is known beside it."""
+    """`with Pool() as pool:` ends its processes with SIGTERM; one that ends by itself is told apart."""
     code, _, err = finish(
         start(
             [

@@ -1,4 +1,4 @@
-"""Dry runs: what a program asks of masks, and draws, before it takes by them."""
+"""Dry runs: questions about masks, and random draws, before a program selects with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .dryrun_support import end_well
 def test_what_is_done_only_if_a_mask_chooses_anything_is_done(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Spline flows leave all that they learn out otherwise, and end at backward."""
+    """Otherwise spline flows leave out all that they learn, and end at backward."""
     source = """
         import torch
         net = torch.nn.Linear(8, 8).cuda()

@@ -45,7 +45,7 @@ def test_older_torch_follows_no_changes_and_the_summary_says_so(
 
 
 def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Nothing was known of it any more: masks chose everything, counters were 0."""
+    """Before, nothing was known of it any more: masks chose everything, counters were 0."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -87,7 +87,7 @@ def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: 
 def test_steps_that_an_optimizer_counts_on_the_device(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Where that is the default, up to torch 2.11 they lie there: Adam divided by 0."""
+    """Where the device is their default, up to torch 2.11, they lie there: Adam divided by 0."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -111,7 +111,7 @@ def test_steps_that_an_optimizer_counts_on_the_device(
 def test_a_part_without_elements_changes_nothing(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """The padding of a batch's longest sequence: nothing was known of the whole mask any more."""
+    """The padding of a batch's longest sequence.  Before, nothing was known of the whole mask any more."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -152,7 +152,7 @@ def test_a_part_without_elements_changes_nothing(
 def test_changes_in_place_that_nobody_can_follow(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Nothing old is believed: loops end, masks choose everything; and operators refuse what they did."""
+    """No old value is believed: loops end, masks choose everything, and operators refuse what they refused before."""
     source = """
         import pytest, torch
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -223,7 +223,7 @@ def test_changes_in_place_that_nobody_can_follow(
 def test_loops_over_tokens_go_on_to_their_limit(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Whether all had ended nobody knew, so that they had after one token; loops without a limit end all the same."""
+    """Nobody knew whether all had ended, so all had after one token.  Loops without a limit end all the same."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -281,7 +281,7 @@ def test_loops_over_tokens_go_on_to_their_limit(
 
 
 def test_in_inference_mode_all_is_as_outside(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Nothing was followed in there: masks chose everything, loops over tokens ended after one."""
+    """Before, nothing was followed in there: masks chose everything, loops over tokens ended after one."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -312,7 +312,7 @@ def test_in_inference_mode_all_is_as_outside(torch_found: hostcuda.Torch, tmp_pa
 
 
 def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """What switched gradients on in there kept activations, numpy() raised, and parameters refused changes in place."""
+    """Code that enabled gradients in there kept activations, numpy() raised, parameters refused changes in place."""
     source = """
         import pytest, torch, warnings
         torch.set_default_device("cuda")
@@ -380,7 +380,7 @@ def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_
 
 
 def test_nothing_that_is_followed_is_kept(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Tensors live as long as on a card, whether Python collects its cycles or not."""
+    """Tensors live as long as on a card, whether or not Python collects its cycles."""
     source = """
         import gc, torch
         gc.disable()
@@ -406,7 +406,7 @@ def test_nothing_that_is_followed_is_kept(torch_found: hostcuda.Torch, tmp_path:
 
 
 def test_who_asks_for_no_numbers_is_left_alone(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Compilers were asked for sizes they do not know, the host's own tensors went through Python, numbers failed."""
+    """Compilers were asked for sizes they do not know, the host's tensors went through Python, numbers failed."""
     source = """
         import sys, torch
         torch._dynamo.config.capture_scalar_outputs = True
@@ -441,7 +441,7 @@ def test_who_asks_for_no_numbers_is_left_alone(torch_found: hostcuda.Torch, tmp_
 def test_what_the_host_cannot_change_is_not_followed(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """It was an error, or what was there before was believed; and what an operator refused to change was forgotten."""
+    """Before, it raised, or the old value was believed, and a change that an operator refused was forgotten."""
     source = """
         import pytest, torch
         torch.set_default_device("cuda")
@@ -481,7 +481,7 @@ def test_what_the_host_cannot_change_is_not_followed(
 
 
 def test_what_is_known_is_not_looked_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Filled in one sample at a time, all of a mask was read for each."""
+    """Filled in one sample at a time: before, all of a mask was read for each."""
     source = """
         import sys, torch
         torch.set_default_device("cuda")
@@ -498,7 +498,7 @@ def test_what_is_known_is_not_looked_through(torch_found: hostcuda.Torch, tmp_pa
 
 
 def test_copies_of_which_a_part_is_changed(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """They were believed to be as before the change, whether what they are changed by is known or not."""
+    """Before, they counted as unchanged, whether or not the value that changes them is known."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -554,7 +554,7 @@ def test_copies_of_which_a_part_is_changed(torch_found: hostcuda.Torch, tmp_path
 def test_a_row_of_zeros_among_others_that_are_known(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """A buffer of flags as PPO has: a step at which no episode ended had made all of it unknown."""
+    """A buffer of flags as in PPO: a step at which no episode ended made all of it unknown."""
     source = """
         import torch
         flags = torch.eye(4)

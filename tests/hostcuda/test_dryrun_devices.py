@@ -75,7 +75,7 @@ def test_one_of_the_devices_may_be_chosen_by_the_program(
 def test_two_ranks_run_side_by_side(
     torch_found: hostcuda.Torch, tmp_path: Path, backend: str
 ) -> None:
-    """Gloo moves real bytes; NCCL's calls are answered, as if all ranks held the same."""
+    """Gloo moves real bytes; NCCL's calls are answered as if all ranks held the same."""
     source = f"""
         import os, torch
         import torch.distributed as dist
@@ -104,7 +104,7 @@ def test_two_ranks_run_side_by_side(
 def test_what_ranks_exchange_is_what_this_one_sends(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Sizes travel this way before the data: with nothing received, all later sizes would be wrong."""
+    """Sizes travel this way before the data: if nothing were received, all later sizes would be wrong."""
     source = """
         import os, torch
         import torch.distributed as dist
@@ -137,7 +137,7 @@ def test_what_ranks_exchange_is_what_this_one_sends(
 
 
 def test_one_process_trains_on_two_devices(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """DataParallel has one communicator for each device, and adds gradients up on the first."""
+    """DataParallel has one communicator for each device, and sums gradients on the first."""
     source = """
         import torch
         model = torch.nn.DataParallel(torch.nn.Linear(1000, 1000).cuda())
@@ -157,7 +157,7 @@ def test_one_process_trains_on_two_devices(torch_found: hostcuda.Torch, tmp_path
 def test_a_process_that_nobody_waited_for_ends_without_a_word(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """It complained twice that there is no folder for its figures."""
+    """It complained twice that the folder for its figures does not exist."""
     source = """
         import subprocess, sys, torch
         torch.ones(1, device="cuda")
@@ -179,7 +179,7 @@ def test_a_process_that_nobody_waited_for_ends_without_a_word(
 def test_a_signal_in_the_moment_of_the_start_reaches_the_program(
     torch_found: hostcuda.Torch,
 ) -> None:
-    """The command ended, and left the program running."""
+    """The command ended and left the program running."""
     source = """
 import os, signal, subprocess, sys
 from pyalloc import dryrun
@@ -196,7 +196,7 @@ print(dryrun.run(dryrun.Options((sys.executable, "-c", program, "program"))).exi
         [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as command:
         code = command.wait(timeout=PATIENCE_S)
-        told, _ = command.communicate()  # a program that was left running ends with its input
+        told, _ = command.communicate()  # a program that was left running ends when its input does
     assert (code, told) == (0, f"{128 + signal.SIGTERM}\n")
 
 
@@ -217,7 +217,7 @@ def test_what_is_ignored_is_ignored_in_the_program(
 def test_figures_that_come_while_their_folder_goes(
     torch_found: hostcuda.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its files were removed and before it is: it was not empty, and the summary was lost."""
+    """Between the removal of its files and its own: it was not empty, and the summary was lost."""
     folders: list[Path] = []
     environment, remove = dryrun.child_environment, os.rmdir
 
@@ -264,7 +264,7 @@ def test_a_process_whose_folder_goes_while_it_sums_up(
 def test_a_device_that_is_not_there_is_given_next(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """As many as ranks were started, the first of which to fail ends the others."""
+    """As many as ranks were started; the first that fails ends the others."""
     source = """
         import os, torch
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

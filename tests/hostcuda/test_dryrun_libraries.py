@@ -15,7 +15,7 @@ from .dryrun_support import end_well, finish, program, start
 def test_detectors_choose_as_many_boxes_as_they_sample(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """They took all proposals, ten times the memory; detection of many classes looked at each box by itself."""
+    """Before, they took all proposals, ten times the memory; detection of many classes looked at each box by itself."""
     pytest.importorskip("torchvision", reason="needs torchvision: pip install torchvision")
     source = """
         import torch
@@ -57,7 +57,7 @@ def test_detectors_choose_as_many_boxes_as_they_sample(
 def test_what_is_answered_can_be_compiled_by_torch_jit(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """It compiles the source of what it finds: the library's, not ours."""
+    """It compiles the source that it finds: the library's, not ours."""
     pytest.importorskip("torchvision", reason="needs torchvision: pip install torchvision")
     source = """
         import torch
@@ -82,7 +82,7 @@ def test_what_is_answered_can_be_compiled_by_torch_jit(
 
 
 def test_assistants_draft_at_every_length(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """How many of their tokens are right is counted on the device: none was added, and generate() never ended."""
+    """The number of their correct tokens is counted on the device: none was added, and generate() never ended."""
     pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     source = """
         import torch
@@ -155,7 +155,7 @@ def test_graphs_are_padded_to_the_largest(torch_found: hostcuda.Torch, tmp_path:
 def test_metrics_and_padded_encoders_find_their_arguments_valid(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Labels were as many classes as there are labels, and sequences without a last token all empty."""
+    """There were as many classes as labels, and sequences without a last token were all empty."""
     source = """
         import torch
         mask = torch.zeros(4, 10, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""pyalloc dryrun: numbers and masks that the program has the device make, and what follows from them."""
+"""pyalloc dryrun: numbers and masks that the program makes on the device, and what follows from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .dryrun_support import ROOT, end_well, finish, flat, program, start
 
 
 def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """They were zeros: masks by lengths or of triangles chose everything, random sizes were 0."""
+    """They were zeros: masks from lengths or of triangles chose everything, random sizes were 0."""
     source = """
         import torch
         from torch.nn.functional import one_hot
@@ -75,7 +75,7 @@ def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_p
 def test_losses_over_the_classes_that_are_there(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Every pixel was a class of its own: 80 GiB, and minutes."""
+    """Before, every pixel was a class of its own: 80 GiB, and minutes."""
     source = """
         import torch
         labels = torch.arange(3 * 256 * 256).view(3, 256, 256) % 5
@@ -97,7 +97,7 @@ def test_losses_over_the_classes_that_are_there(
 
 
 def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Each saw every token, or, asked whether there are any for it, none; clusters took all points."""
+    """Each expert saw every token or, if asked whether it has any, none; clusters took all points."""
     source = """
         import torch
         from torch.nn.functional import one_hot
@@ -153,7 +153,7 @@ def test_no_fraction_is_beyond_the_infinities(torch_found: hostcuda.Torch, tmp_p
 
 
 def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """A loss was 0: examples that tell the ratio of signal to noise raised."""
+    """A loss was 0: examples that print the signal-to-noise ratio raised."""
     source = """
         import math, torch
         loss = torch.nn.functional.mse_loss(torch.randn(9, device="cuda"), torch.randn(9, device="cuda"))
@@ -189,7 +189,7 @@ def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> No
 
 
 def test_what_follows_from_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """The largest of the program's own was that of places spread evenly; one in a sum that is 0 was not."""
+    """The largest of the program's own values was that of an even spread; one in a sum that is 0 was not."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -217,7 +217,7 @@ def test_what_follows_from_fractions(torch_found: hostcuda.Torch, tmp_path: Path
 def test_the_absolute_of_complex_numbers_is_real(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """It was complex, and so large: spectrograms raised where they were multiplied or compared."""
+    """It was complex, and so too large: spectrograms raised when they were multiplied or compared."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -251,7 +251,7 @@ def test_places_that_are_guessed_may_be_none(torch_found: hostcuda.Torch, tmp_pa
 
 
 def test_what_is_drawn_in_place_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Where x.data was filled in before, which has counts of its own, what lay there was believed."""
+    """Where x.data, which has a version counter of its own, was filled in, the old values were believed."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -280,7 +280,7 @@ def test_what_is_drawn_in_place_is_not_known(torch_found: hostcuda.Torch, tmp_pa
 
 
 def test_one_part_that_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """All others were read as 0; and what resize_() added was taken for the program's own zeros."""
+    """All others were read as 0, and what resize_() added was taken for the program's own zeros."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -311,7 +311,7 @@ def test_one_part_that_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path)
 def test_zeros_that_a_kernel_may_have_filled_in(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Compared with known numbers they were sure: the first expert took all tokens, the others none."""
+    """Compared with known numbers they were certain: the first expert took all tokens, the others none."""
     source = """
         import torch
         torch.set_default_device("cuda")
@@ -336,7 +336,7 @@ def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
 def test_a_mask_chooses_on_the_host_what_it_does_on_the_device(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """SegmentAnything filters points of the host, scores of the device and a list by one mask: they did not fit."""
+    """SegmentAnything filters points of the host, scores of the device and a list with one mask: they did not match."""
     source = """
         import torch
         scores, points, names = torch.randn(9, device="cuda"), torch.rand(9, 2), list("abcdefghi")
@@ -408,9 +408,9 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
 
 
 def test_gradients_are_added_up_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """As on a card: those that are zeros but for a part held a storage more each, from torch 2.10 on.
+    """As on a card: those that are zero except for a part held one more storage each, from torch 2.10 on.
 
-    So did those that would be known, as a known gradient by a known mask is.
+    So did those that would be known, such as a known gradient times a known mask.
     """
     source = """
         import torch
@@ -448,7 +448,7 @@ def test_gradients_are_added_up_in_place(torch_found: hostcuda.Torch, tmp_path: 
 def test_zeros_among_fractions_that_the_program_copied(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """The first of a solver's points in time was not what it is; of a range made on the device nothing was known."""
+    """The first of a solver's points in time was wrong; of a range made on the device nothing was known."""
     source = """
         import torch
         for times in (torch.tensor([0.0, 1.0, 2.0]).cuda(), torch.tensor([0.0, 1.0, 2.0], device="cuda"),
@@ -467,7 +467,7 @@ def test_zeros_among_fractions_that_the_program_copied(
 
 
 def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """RT-DETR and its like take them from 1, repeat them and multiply them, and look where the result is not 0."""
+    """RT-DETR and similar models take them from 1, repeat and multiply them, and look where the result is not 0."""
     source = """
         import torch
         counts = [2, 1]
@@ -523,7 +523,7 @@ def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -
 def test_reads_of_what_is_right_are_told_from_others(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Copied there, made, and followed from both; not what a product would have been, nor what is taken for granted."""
+    """Copied there, made there, and followed from both; not a product's result, nor what is taken for granted."""
     source = """
         import torch
         offsets = torch.tensor([0, 100, 137], device="cuda")
@@ -545,7 +545,7 @@ def test_reads_of_what_is_right_are_told_from_others(
 
 
 def test_shares_of_lengths(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """As pooling of graphs and speech have them: half of each graph's nodes, a length for each sample.  All was 0."""
+    """As in pooling of graphs and speech: half of each graph's nodes, a length for each sample.  All was 0."""
     source = """
         import torch
         n = torch.tensor([5, 6, 9], device="cuda")
@@ -566,7 +566,7 @@ def test_shares_of_lengths(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
 def test_what_is_written_into_memory_that_the_program_gives(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Offsets are: a zero, and behind it the sums.  Known when all of it is, not before."""
+    """Offsets are a zero followed by sums.  They are known once all of them are, not before."""
     source = """
         import torch
         n = torch.tensor([5, 6, 7], device="cuda")

@@ -68,7 +68,7 @@ def test_where_no_library_can_be_preloaded_is_said(
     for libraries, folder in (
         ("/my programs", None),
         ("/my programs", "/tmp/my own"),
-        ("/c:/programs", "/tmp"),  # PYTHONPATH does not know how to name it either
+        ("/c:/programs", "/tmp"),  # PYTHONPATH cannot name it either
     ):
         monkeypatch.setattr(hostcuda, "LIBRARIES", Path(libraries))
         with pytest.raises(hostcuda.HostCudaError, match=f"space or a colon: {libraries}"):
@@ -92,7 +92,7 @@ def test_runs_from_a_folder_whose_name_has_spaces(
 
 
 def test_a_dry_run_needs_no_name_of_its_folder(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Where the locale has no words for it torch took no library of operators that is made there."""
+    """In a locale without the words for it, torch refused a library of operators that is made there."""
     here = tmp_path / "größe"
     shutil.copytree(ROOT / "pyalloc", here / "pyalloc")
     source = "import sys, torch; torch.ones(4, device='cuda').nonzero(); print(sys.getfilesystemencoding())"
@@ -120,7 +120,7 @@ def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
 def test_the_python_of_the_environment_is_named_to_a_pyalloc_outside_of_it(
     has_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By pipx or uv pyalloc has an environment of its own, without torch."""
+    """With pipx or uv, pyalloc has an environment of its own, without torch."""
     own, theirs = tmp_path / "own", tmp_path / "python"
     shared = tmp_path / "base"
     shared.write_text(
@@ -173,7 +173,7 @@ def test_files_of_the_working_directory_do_not_hide_torch(
 def test_too_few_addresses_are_told_before_the_program_starts(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Batch systems set such limits; the program was said to have died of memory of which it had taken none."""
+    """Batch systems set such limits.  The program was said to have died of memory, of which it had taken none."""
     few = f"ulimit -Sv {20 << 20}; exec {sys.executable} -m pyalloc dryrun {sys.executable} -c 'print(1)'"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -187,7 +187,7 @@ def test_too_few_addresses_are_told_before_the_program_starts(
 def test_addresses_that_the_program_itself_uses_up_are_told_in_the_summary(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """More than the smallest window needs, less than it and the program: it "did not fit" 80 GiB with nothing held."""
+    """Enough for the smallest window, too little for window and program: it "did not fit" 80 GiB with nothing held."""
     source = (
         "import mmap; kept = mmap.mmap(-1, 8 << 30); import torch; torch.ones(1, device='cuda')"
     )

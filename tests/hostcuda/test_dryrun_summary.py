@@ -18,7 +18,7 @@ from .dryrun_support import flat
 
 
 def result(memory: int, **changed: Any) -> dryrun.Result:
-    """Of a program whose two processes peak at half of that and a bit on one device."""
+    """Of a program with two processes, each of which peaks at a bit more than half of that on one device."""
     peak = memory // 2 + 500
     use = dryrun.DeviceUse(1, 0, 0, memory, peak, None, None, None)
     known: dict[str, Any] = {
@@ -46,7 +46,7 @@ def result(memory: int, **changed: Any) -> dryrun.Result:
 def test_the_python_of_a_script_is_that_of_its_first_line(
     first: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its PyTorch may be of another CUDA than that of the one that runs pyalloc."""
+    """Its PyTorch may use another CUDA than that of the Python that runs pyalloc."""
     other, script = tmp_path / "python3.999", tmp_path / "train"
     script.write_text(f"{first.format(other)}\n")
     for path in (other, script):
@@ -57,7 +57,7 @@ def test_the_python_of_a_script_is_that_of_its_first_line(
 
 
 def test_summary_fits_80_columns() -> None:
-    """All but the next command, which is copied as it is."""
+    """Except the next command, which is copied as it is."""
     died = {"exit_code": 1, "error": "OutOfMemoryError", "limited": True}
     for changed in (
         {},
@@ -108,7 +108,7 @@ def test_two_sizes_that_are_compared_read_differently() -> None:
 
 
 def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
-    """A freed block that another stream still uses is asked for, not allocated."""
+    """A freed block that another stream still uses is requested, not allocated."""
     told = {"peak_allocated_bytes": 30 << 20, "peak_requested_bytes": 64 << 20}
     assert "rounding" not in summary(result(1 << 30, **told))
     told["peak_allocated_bytes"] = 66 << 20
@@ -117,7 +117,7 @@ def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
 
 
 def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_fit() -> None:
-    """Launchers and scripts catch the error, print it and leave: no exception is left to see."""
+    """Launchers and scripts catch the error, print it and exit: there is no exception left to see."""
     text = flat(summary(result(8 << 30, exit_code=1, fits=False, ooms=2)))
     assert (
         "probably does not fit 8.00 GiB: the program ended with exit code 1 after 2 out-of-memory errors"
@@ -158,7 +158,7 @@ def test_a_program_that_installs_pyalloc_itself_is_run_as_it_is(tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_program_that_was_ended_from_outside_fits_so_far(number: signal.Signals) -> None:
-    """A few steps of a long training are enough, and Ctrl-C is how one ends it then; `timeout` sends SIGTERM."""
+    """A few steps of a long training are enough, and it is then ended with Ctrl-C; `timeout` sends SIGTERM."""
     ended = {"exit_code": 128 + number, "fits": False}
     for allocator, following in (
         ("native", "pyalloc dryrun --memory 8GB --allocator pyalloc python train.py"),
@@ -196,7 +196,7 @@ def test_what_is_to_be_done_first_fits_80_columns(ended: dict[str, Any]) -> None
 
 
 def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
-    """There are no messages to look at: this machine's own memory holds what is copied to the device."""
+    """No messages say so: what is copied to the device is held in this machine's own memory."""
     text = flat(summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
     assert "unknown: the program was ended by SIGKILL" in text
     assert "first: check whether this machine itself ran out of memory" in text

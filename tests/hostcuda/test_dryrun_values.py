@@ -13,7 +13,7 @@ from .dryrun_support import end_well, finish, program, start
 
 
 def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """It asks the device whether gradients overflowed, and would find there what lay there before."""
+    """It asks the device whether gradients overflowed, and would find whatever lay there before."""
     source = """
         import torch
         ones = [torch.ones(4).cuda() for _ in range(50)]
@@ -43,7 +43,7 @@ def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_pat
 
 
 def test_lbfgs_keeps_its_directions(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Whether one is of use it asks the device: it kept none, which is most of its memory."""
+    """It asks the device whether each is of use, and kept none, which is most of its memory."""
     source = """
         import torch
         model = torch.nn.Linear(1000, 1000, bias=False).cuda()
@@ -67,7 +67,7 @@ def test_lbfgs_keeps_its_directions(torch_found: hostcuda.Torch, tmp_path: Path)
 def test_generate_goes_on_to_its_largest_length(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """It asks the device whether all sequences have ended, and would never stop, or at once."""
+    """It asks the device whether all sequences have ended, and would never stop, or stop at once."""
     pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     source = """
         import torch
@@ -142,7 +142,7 @@ def test_all_is_well_where_nothing_else_is_known(
 
 
 def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """How much they choose is counted by kernels; one mask read twice chose two shapes, mostly of gigabytes.
+    """Kernels count how many they choose: one mask read twice chose two shapes, mostly of gigabytes.
 
     But not masks that the program made on the host.
     """
@@ -180,7 +180,7 @@ def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) ->
 def test_masks_choose_a_place_for_each_value_that_is_put(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """As models of images and text put pictures among their tokens: all places were more than there are values."""
+    """Models of images and text put pictures among their tokens this way: there were more places than values."""
     source = """
         import pytest, torch
         tokens = torch.randn(2, 30, 8, requires_grad=True, device="cuda")
@@ -212,7 +212,7 @@ def test_masks_choose_a_place_for_each_value_that_is_put(
 
 
 def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """NCCL's sizes of them would be found by kernels; and barriers waited for nobody."""
+    """Kernels would find NCCL's sizes; and barriers waited for nobody."""
     source = """
         import datetime, os, time, torch
         import torch.distributed as dist
@@ -324,7 +324,7 @@ def test_what_is_counted_on_the_device_has_its_largest_size(
 
 
 def test_losses_share_out_their_targets(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Each cluster took all, and their sum was too much; operators that look at numbers were told as the program."""
+    """Each cluster took all, and the sum was too large; operators that look at numbers got the program's answers."""
     source = """
         import pytest, torch
         loss = torch.nn.AdaptiveLogSoftmaxWithLoss(16, 100, [10, 30]).cuda()
@@ -351,7 +351,7 @@ def test_losses_share_out_their_targets(torch_found: hostcuda.Torch, tmp_path: P
 def test_largest_smallest_and_sum_of_what_the_program_put_there(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """They were 0, so that padding to the longest left nothing, and a division by their sum raised."""
+    """They were 0, so padding to the longest left nothing, and a division by their sum raised."""
     source = """
         import pytest, torch
         lengths = torch.tensor([3, 7, 2]).cuda()
@@ -435,7 +435,7 @@ def test_numbers_that_follow_from_what_the_program_put_there(
 def test_large_results_are_not_worked_out_on_the_host(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """A causal mask of few positions took gigabytes there, of which nothing was kept."""
+    """A causal mask for few positions took gigabytes there, of which nothing was kept."""
     source = """
         import resource, torch
         def most_kib():
@@ -452,7 +452,7 @@ def test_large_results_are_not_worked_out_on_the_host(
 
 
 def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Where their parts begin was read from the device, and they had no length."""
+    """The places where their parts begin were read from the device, and they had no length."""
     source = """
         import pytest, torch
         from torch.nested._internal.nested_tensor import NestedTensor
@@ -477,7 +477,7 @@ def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: P
 
 
 def test_a_weight_of_which_half_is_left_out(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Half the elements and a bit for each: cuSPARSELt says how many bytes that are."""
+    """A little more than half of the elements for each: cuSPARSELt says how many bytes that is."""
     source = """
         import torch
         from torch.sparse import SparseSemiStructuredTensorCUSPARSELT as Sparse
@@ -493,7 +493,7 @@ def test_a_weight_of_which_half_is_left_out(torch_found: hostcuda.Torch, tmp_pat
 
 
 def test_sums_and_products_of_sparse_matrices(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Nobody told how many elements they have: none, or more than there are addresses."""
+    """The number of their elements was unknown: none, or more than there are addresses."""
     source = """
         import torch
         a, b = (torch.rand(200, 300) > 0.98 for _ in range(2))
@@ -514,7 +514,7 @@ def test_sums_and_products_of_sparse_matrices(torch_found: hostcuda.Torch, tmp_p
 def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    """Their order is read back from the device, and was no order; ctc_loss() found its targets too long."""
+    """Their order is read back from the device and was no order; ctc_loss() found its targets too long."""
     source = """
         import torch
         from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -546,7 +546,7 @@ def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
 def test_what_nobody_computed_reads_as_zero(
     torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
 ) -> None:
-    """And not as what lay there before, by which two allocators could not be compared."""
+    """And not as whatever lay there before, which would make two allocators incomparable."""
     source = """
         import torch
         for size in (1, 3000, 300_000):

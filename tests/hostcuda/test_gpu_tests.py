@@ -21,7 +21,7 @@ from dry_support import PATIENCE_S, dry_environment, run_checked, wait_until
 @pytest.mark.torch
 @pytest.mark.slow
 def test_programs_for_a_card_run_on_either_allocator() -> None:
-    """Those of them that look at nothing a kernel computed but to compare the two allocators."""
+    """Those that look at what kernels computed only to compare the two allocators."""
     tests = ["tests/gpu/test_allocator.py", "-k", "out_of_memory or graphs or process"]
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:nvml"]
     done = run_checked(
@@ -33,7 +33,7 @@ def test_programs_for_a_card_run_on_either_allocator() -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
-    """Its steps as on a card, but for those that need right results."""
+    """The steps as on a card, except those that need right results."""
     env = {**dry_environment(memory="4GB"), "PYALLOC_HOSTCUDA_FAIL": "every:cuMemMap:801"}
     command = [sys.executable, "tests/gpu/first.py", "--results", str(tmp_path / "results")]
     command += ["--commit", "abc", "--only", "doctor", "costs"]
@@ -132,7 +132,7 @@ def test_what_a_stopped_step_printed_is_kept(
         wait_until(lambda: "begun" in log.read_text(), process)
         return wait(process, timeout)
 
-    with monkeypatch.context() as patch:  # the time that bash takes to begin is not the step's
+    with monkeypatch.context() as patch:  # the time that bash takes to start does not count for the step
         patch.setattr(subprocess.Popen, "wait", wait_until_begun)
         assert first.run_limited("echo begun; sleep 600", {}, 0.1, log) == (None, "begun\n")
     assert first.run_limited("echo done; exit 7", {}, PATIENCE_S, log) == (7, "done\n")
@@ -147,14 +147,14 @@ def is_running(pid: int) -> bool:
 
 
 def test_what_a_step_leaves_running_ends_with_it(first: ModuleType, tmp_path: Path) -> None:
-    """It would hold memory of the card in the steps after it."""
+    """Otherwise it would hold the card's memory in later steps."""
     code, output = first.run_limited("sleep 600 & echo $!", {}, PATIENCE_S, tmp_path / "first.log")
     assert code == 0
     wait_until(lambda: not is_running(int(output)))
 
 
 def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
-    """Else it would be on the card beside the next call, which begins it anew."""
+    """Otherwise it would use the card beside the next call, which starts it again."""
     log = tmp_path / "first.log"
     source = "import sys, pathlib, first; first.end_on_sigterm(); "
     source += "first.run_limited('echo $$; exec sleep 600', {}, 600, pathlib.Path(sys.argv[1]))"
@@ -204,7 +204,7 @@ def test_a_second_look_is_taken_where_the_first_failed(first: ModuleType) -> Non
 
 
 def with_run(run: Callable[..., Any]) -> SimpleNamespace:
-    """subprocess for one module: the parity suite starts programs beside these tests, with the real one."""
+    """subprocess for one module: the parity suite starts programs beside these tests with the real one."""
     return SimpleNamespace(**{**vars(subprocess), "run": run})
 
 
@@ -213,7 +213,7 @@ def test_an_op_that_breaks_the_device_hides_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend("tests/gpu")
-    # Others may have loaded the host-memory driver here, which torch's own runtime cannot use and warns of.
+    # Other tests may have loaded the host-memory driver here, which torch's own runtime cannot use and warns of.
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     asked: list[str] = []
 
@@ -289,7 +289,7 @@ def test_parity_on_a_card_runs_both_allocators() -> None:
 def test_what_fails_on_pyalloc_alone_counts(
     ours: set[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As does what was never seen, even if native did not get there either."""
+    """So does what was never seen, even if native did not get there either."""
     with program("parity_on_card") as parity:
         found = {"native": ({"a", "(end)"}, "1 failed"), "pyalloc": (ours, "some failed")}
         monkeypatch.setattr(parity, "failed", lambda name, allocator, limit_s: found[allocator])

@@ -1,4 +1,4 @@
-"""Graphs: replays, side streams, graphs within captures, memory and objects that go with them."""
+"""Graphs: replays, side streams, nested graphs, memory and objects that end with them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
 
 
 def test_a_graphs_reads_from_the_device_are_counted(cuda: Cuda) -> None:
-    """When it is launched, as often as it is."""
+    """When it is launched, as often as it is launched."""
     a, stream, host = cuda.malloc(PAGE), stream_new(cuda), ctypes.create_string_buffer(8)
     copies, size = cuda.control("dtoh_copies"), cuda.control("dtoh_bytes")
     cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
@@ -134,7 +134,7 @@ def test_side_streams_join_a_capture_and_must_come_back(cuda: Cuda) -> None:
 
 
 def test_a_capture_tells_what_the_next_node_depends_on(cuda: Cuda) -> None:
-    """Of two events of one stream the same node once; its edges are the graph's."""
+    """Two events of one stream name the same node once; its edges are the graph's."""
     main, side = stream_new(cuda), stream_new(cuda)
     events = [cuda.out("cudaEventCreateWithFlags", 2) for _ in range(3)]
     status, n = ctypes.c_int(), ctypes.c_size_t()
@@ -219,7 +219,7 @@ def test_nodes_are_added_to_graphs_behind_their_own(cuda: Cuda) -> None:
         behind = (ctypes.c_uint64 * len(deps))(*deps)
         return cuda("cudaGraphAddEmptyNode", ctypes.byref(node), to, behind, len(deps))
 
-    for _ in range(2):  # where the executable one shares no node, and one
+    for _ in range(2):  # where the executable graph shares no node, and one
         assert add(runnable) == 1
         assert cuda("cudaGraphGetNodes", runnable, 0, ctypes.byref(n)) == 1
         assert cuda("cudaGraphInstantiateWithFlags", ctypes.byref(node), runnable, 0) == 1

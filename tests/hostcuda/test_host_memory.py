@@ -1,4 +1,4 @@
-"""Host memory that calls take goes with what they made."""
+"""Host memory that calls take is freed with what they made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def destroy(_data: int) -> None:
 
 
 def graph(cuda: Cuda, stream: int) -> None:
-    """A graph, and one with it in it, run once; with objects of others."""
+    """A graph, and one that contains it, run once; with objects of others."""
     thing = ctypes.c_uint64()
     cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
     for _ in range(20):

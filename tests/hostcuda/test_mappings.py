@@ -111,7 +111,7 @@ def test_pages_are_of_two_mebibytes(cuda: Cuda) -> None:
 
 
 def test_addresses_can_be_asked_for_and_are_given_once(cuda: Cuda) -> None:
-    """Where they are taken, or are no addresses of pages, others are given."""
+    """If they are taken, or are not page addresses, others are given."""
     sizes = (2, 6, 2)
     low, middle, high = (cuda.reserve(n * PAGE) for n in sizes)
     cuda.ok("cuMemAddressFree", middle, 6 * PAGE)
@@ -176,7 +176,7 @@ def test_reused_pages_are_clean(cuda: Cuda) -> None:
 
 
 def test_many_pages_stay_within_the_limit_of_mappings(cuda: Cuda) -> None:
-    n = 20_000  # 40 GiB of address space; separate mappings would reach vm.max_map_count twice over
+    n = 20_000  # 40 GiB of address space; separate mappings would exceed vm.max_map_count twice over
     start = cuda.reserve(n * PAGE)
     handles = [cuda.handle() for _ in range(n)]
     for i, handle in enumerate(handles):

@@ -1,4 +1,4 @@
-"""Plain memory: answers, errors, bytes; what is counted, and failures on request."""
+"""Plain memory: return values, errors, bytes; what is counted, and failures on request."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_nvml_says_the_same(cuda: Cuda, libraries: Path) -> None:
 
 
 def test_nvml_shows_an_idle_card(cuda: Cuda, libraries: Path) -> None:
-    """What programs log, torch.cuda.utilization() and its like among them."""
+    """What programs log, such as torch.cuda.utilization()."""
     nvml = ctypes.CDLL(str(libraries / "libnvidia-ml.so.1"))
     device, values = ctypes.c_void_p(), (ctypes.c_uint * 3)()
     assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
@@ -161,7 +161,7 @@ def test_time_inside_device_calls_grows_in_them_and_nowhere_else(cuda: Cuda) -> 
     timed = ("cudaMalloc", "cudaFree", "cuMemCreate", "cuMemRelease", "cudaEventCreate")
     cuda.control("reset_calls")
     assert cuda.device_ns() == 0 and all(cuda.device_ns(name) == 0 for name in timed)
-    # Neither waiting outside nor calls that are no business of an allocator count.
+    # Neither waiting outside device calls nor calls that do not concern an allocator count.
     current = ctypes.c_int()
     time.sleep(0.05)
     cuda.ok("cudaGetDevice", ctypes.byref(current))
@@ -177,7 +177,7 @@ def test_time_inside_device_calls_grows_in_them_and_nowhere_else(cuda: Cuda) -> 
     event = cuda.out("cudaEventCreate")
     cuda.ok("cudaEventDestroy", event)
     took = time.monotonic_ns() - began
-    # Soon after the start ticks are turned into nanoseconds anew at each question: a little may come or go.
+    # Soon after the start, each question converts ticks into nanoseconds anew: a little may come or go.
     assert taken > 0 and abs(cuda.device_ns("cudaMalloc") - taken) <= taken // 100 + 1
     parts = [cuda.device_ns(name) for name in (*timed, "cudaEventDestroy")]
     assert all(part > 0 for part in parts)
@@ -250,7 +250,7 @@ def test_copies_of_rows(cuda: Cuda) -> None:
 
 
 def test_variables_of_kernels(cuda: Cuda) -> None:
-    """As compiled programs register them, however many; each has memory of its own."""
+    """As compiled programs register them, any number; each has memory of its own."""
     host = ctypes.create_string_buffer(300)
     symbols = [ctypes.addressof(host) + i for i in range(300)]
     register = getattr(cuda.runtime, "__cudaRegisterVar")
@@ -306,7 +306,7 @@ def test_pointers_are_described(cuda: Cuda) -> None:
 
 
 def test_what_is_registered_already_is_not_registered_again(cuda: Cuda) -> None:
-    """Also where it lies within, and neither end of the range is known."""
+    """Also if it lies within, and neither end of the range is known."""
     memory = ctypes.create_string_buffer(3 * 4096)
     start = ctypes.addressof(memory)
     cuda.ok("cudaHostRegister", start + 4096, 4096, 0)
@@ -320,7 +320,7 @@ def test_what_is_registered_already_is_not_registered_again(cuda: Cuda) -> None:
 
 
 def test_a_pointer_that_is_none_has_no_attributes(cuda: Cuda) -> None:
-    """Asked for several at once CUDA gives none of them, and no error; asked for one, an error."""
+    """Asked for several at once, CUDA returns none of them and no error; asked for one, an error."""
     memory_type, device_pointer, ordinal, range_start, capable = 2, 3, 9, 11, 10
     attributes = (memory_type, device_pointer, ordinal, range_start, capable)
     plain = cuda.malloc(PAGE)
@@ -341,7 +341,7 @@ def test_a_pointer_that_is_none_has_no_attributes(cuda: Cuda) -> None:
 
 
 def test_managed_memory_may_be_larger_than_the_device(cuda: Cuda) -> None:
-    """It moves to the device page by page, when a kernel touches it: no kernel does."""
+    """It moves to the device page by page when a kernel touches it: no kernel does."""
     used = cuda.used()
     cuda.control("set_capacity", 0, ctypes.c_size_t(used + PAGE))
     for name, free in (("cudaMallocManaged", "cudaFree"), ("cuMemAllocManaged", "cuMemFree_v2")):
@@ -354,7 +354,7 @@ def test_managed_memory_may_be_larger_than_the_device(cuda: Cuda) -> None:
 
 
 def test_paged_optimizers_may_move_their_memory(cuda: Cuda) -> None:
-    """bitsandbytes asks for it, and ends the process where it is refused."""
+    """bitsandbytes requests it, and ends the process if it is refused."""
     pointer, stream = cuda.out("cudaMallocManaged", 4 * PAGE, 1), 0
     cuda12 = Cuda(hostcuda.LIBRARIES, 12)
     cuda12.ok("cudaMemPrefetchAsync", pointer, PAGE, 0, stream)
@@ -374,7 +374,7 @@ def test_paged_optimizers_may_move_their_memory(cuda: Cuda) -> None:
 
 @pytest.mark.parametrize("name", ["cudaDeviceReset", "cuDevicePrimaryCtxReset_v2"])
 def test_a_reset_ends_what_the_program_has_on_the_device(cuda: Cuda, name: str) -> None:
-    """But not what is of no device's context: handles and addresses of virtual memory."""
+    """But not what belongs to no device's context: handles and addresses of virtual memory."""
     handle, before = cuda.handle(), cuda.used()
     plain, pinned = cuda.malloc(PAGE), cuda.out("cudaHostAlloc", 100, 0)
     cuda.out("cudaMallocManaged", PAGE, 1)
@@ -440,7 +440,7 @@ def test_failures_can_be_aimed_at_a_function(cuda: Cuda) -> None:
 def test_every_entry_point_counts_and_can_be_failed(
     cuda: Cuda, libraries: Path, library: str
 ) -> None:
-    """But for those that ask about versions, errors and names, which a device has no part in."""
+    """Except those that ask about versions, errors and names, which concern no device."""
     quiet = ("Version", "Error", "ProcAddress", "EntryPoint")
     symbols = elf.read(libraries / library)
     offered = symbols.defined - symbols.weak  # these are stubs
@@ -485,7 +485,7 @@ def test_unknown_entry_points_report_themselves(
 
 
 def test_counters_are_their_owners_whatever_the_umask(cuda: Cuda, tmp_path: Path) -> None:
-    """A dry run's command reads them when the program has ended."""
+    """A dry run's command reads them after the program has ended."""
     path = tmp_path / "device.json"
     before = os.umask(0o777)
     try:

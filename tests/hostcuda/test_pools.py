@@ -55,7 +55,7 @@ def test_a_pool_of_ones_own_may_be_the_devices(cuda: Cuda) -> None:
 
 @pytest.fixture
 def pool(cuda: Cuda) -> Iterator[int]:
-    """A pool of device 0 that starts empty; what is left of it is trimmed."""
+    """A pool of device 0 that starts empty; what is left in it is trimmed."""
     location = ctypes.create_string_buffer(88)
     location[0], location[8] = 1, 1
     made = cuda.out("cudaMemPoolCreate", location)
@@ -90,7 +90,7 @@ def alloc(cuda: Cuda, pool: int, stream: int, size: int = CHUNK) -> int:
 
 
 def switch(cuda: Cuda, pool: int, attribute: int, value: int) -> None:
-    """All attributes fit 64 bits; the switches read the first half."""
+    """All attributes fit in 64 bits; the switches read the first half."""
     word = ctypes.c_uint64(value)
     cuda.ok("cudaMemPoolSetAttribute", pool, attribute, ctypes.byref(word))
 
@@ -140,7 +140,7 @@ def test_other_streams_reuse_what_is_finished_or_what_they_waited_for(
     cuda.ok("cudaFreeAsync", first, one)
     cuda.ok("cudaStreamWaitEvent", other, event, 0)
     third = alloc(cuda, pool, other)
-    assert third not in (first, second)  # the event is of before the free
+    assert third not in (first, second)  # the event was recorded before the free
     cuda.ok("cudaEventRecord", event, one)
     cuda.ok("cudaStreamWaitEvent", other, event, 0)
     switch(cuda, pool, FOLLOW_EVENTS, 0)
@@ -167,7 +167,7 @@ def test_only_when_told_not_to_a_pool_does_not_look_what_is_finished(
     cuda.ok("cudaFreeAsync", first, one)
     second = alloc(cuda, pool, other)
     assert second != first
-    cuda.ok("cudaStreamSynchronize", one)  # also takes the free memory back: nothing may be kept
+    cuda.ok("cudaStreamSynchronize", one)  # also gives the free memory back: nothing may be kept
     third = alloc(cuda, pool, other)
     assert third == first and reserved(cuda, pool) == 2 * CHUNK
     for pointer in (second, third):

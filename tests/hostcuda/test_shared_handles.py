@@ -55,7 +55,7 @@ def test_the_same_bytes_under_a_second_handle(cuda: Cuda, handle: int) -> None:
     third = cuda.out("cuMemImportFromShareableHandle", fd, POSIX_FD)  # reading has not changed it
     os.close(fd)  # the handles do not need it any more
     cuda.ok("cuMemRelease", third)
-    assert cuda.used() == used  # it is memory that was there
+    assert cuda.used() == used  # memory that was there before
     unmap(cuda, first)
     unmap(cuda, second)
     cuda.ok("cuMemRelease", again)
@@ -93,7 +93,7 @@ def page_of(cuda: Cuda, fd: int, page: int) -> int:
 
 
 def test_anothers_file_stays_open_as_long_as_something_of_it_is_here(cuda: Cuda) -> None:
-    """And its ranges are those of that file, whatever others are here and go."""
+    """And its ranges are those of that file, whatever others come and go here."""
 
     def n_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -132,7 +132,7 @@ cuda.put(at, b"other")
 
 
 def test_another_process_maps_it_and_keeps_it(cuda: Cuda, libraries: Path) -> None:
-    """Its bytes stay until it too lets go, whatever is made in between."""
+    """Its bytes stay until it too releases them, whatever is made in between."""
     handle = cuda.out("cuMemCreate", BYTES, ctypes.byref(Prop(1, POSIX_FD, 1, 0)), 0)
     at = mapped(cuda, handle)
     cuda.put(at, b"words")
@@ -165,7 +165,7 @@ def test_another_process_maps_it_and_keeps_it(cuda: Cuda, libraries: Path) -> No
 def test_what_cannot_be_exported_or_imported(cuda: Cuda, handle: int, tmp_path: Path) -> None:
     out, fd = ctypes.c_uint64(), ctypes.c_int()
     plain = cuda.handle()
-    prop = Prop(1, FABRIC, 1, 0)  # torch asks for these first, and takes no for an answer
+    prop = Prop(1, FABRIC, 1, 0)  # torch asks for these first and accepts no refusal
     assert cuda("cuMemCreate", ctypes.byref(out), BYTES, ctypes.byref(prop), 0) == NOT_SUPPORTED
     calls = [
         (plain, POSIX_FD, 0, INVALID),  # not made for it

@@ -217,7 +217,7 @@ def test_capture_modes_bind_the_right_threads(cuda: Cuda) -> None:
 
 
 def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
-    """What a new thread gets from the driver, and after its first call of the runtime."""
+    """What a new thread gets from the driver, before and after its first call of the runtime."""
     address, context = ctypes.c_uint64(), ctypes.c_void_p()
     event = cuda.out("cuEventCreate", 2)
     answers: list[int] = []
@@ -272,7 +272,7 @@ def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
     ],
 )
 def test_work_on_the_legacy_stream_ends_captures_of_blocking_streams(cuda: Cuda, name: str) -> None:
-    """Asking whether it captures is answered with the same error, and ends nothing."""
+    """A query whether it captures returns the same error, and ends nothing."""
     blocking = cuda.out("cudaStreamCreateWithFlags", 0)
     event = cuda.out("cudaEventCreateWithFlags", 2)
     cuda.ok("cudaEventRecord", event, 0)
@@ -393,7 +393,7 @@ def test_launches_beyond_a_card_are_refused(cuda: Cuda) -> None:
     assert cuda("cuFuncSetAttribute", kernel, 8, 232449) == 1
     cuda.ok("cuFuncSetAttribute", kernel, 8, 100_000)
     assert [answer(1, 1, 1, 1, 1, 1, n) for n in (100_000, 100_001)] == [0, 1]
-    # Triton asks a driver for oversized shared memory first, and sets 8 where there is none.
+    # Triton asks a driver for too much shared memory first, and sets 8 if there is none.
     for set_one, *device in (
         ("cuFuncSetAttribute",),
         ("cudaFuncSetAttribute",),

@@ -165,7 +165,7 @@ def test_attention_gru_and_linear_algebra_run(run_torch: RunTorch) -> None:
 
 
 def test_batched_solvers_tell_that_their_arguments_were_right(libraries: Path) -> None:
-    """In a number of the caller's, which torch leaves as it lay there: it asserts that this is zero."""
+    """In the caller's own number, which torch leaves as it was: torch asserts that it is zero."""
     library = ctypes.CDLL(str(libraries / "libpya_cudalibs.so"))
     for name, n_before in (("geqrf", 6), ("gels", 9), ("getrs", 9)):
         for kind in "SDCZ":
