@@ -27,11 +27,11 @@ def test_devices_are_counted_apart() -> None:
 
 def test_resets_are_per_device() -> None:
     a, b = empty(8 * MIB, 0), empty(8 * MIB, 1)
-    peak = torch.cuda.max_memory_allocated(1)
+    peaks = [torch.cuda.max_memory_allocated(device) for device in (0, 1)]
     del a, b
     torch.cuda.reset_peak_memory_stats(0)
-    assert torch.cuda.max_memory_allocated(1) == peak
-    assert torch.cuda.max_memory_allocated(0) < peak
+    assert torch.cuda.max_memory_allocated(1) == peaks[1]
+    assert torch.cuda.max_memory_allocated(0) == peaks[0] - 8 * MIB
 
 
 def test_current_device_is_the_default() -> None:
@@ -53,7 +53,7 @@ def test_one_full_device_leaves_the_other_alone() -> None:
 
 
 def test_a_stream_of_another_device_is_recorded() -> None:
-    """Its event is of its own device; the memory comes back without an empty_cache()."""
+    """Its event belongs to its own device, and the memory comes back without empty_cache()."""
     with torch.cuda.device(1):
         side = torch.cuda.Stream()
     before = torch.cuda.memory_reserved(0)
@@ -67,11 +67,12 @@ def test_a_stream_of_another_device_is_recorded() -> None:
 
 @pytest.mark.parametrize("of_default", [False, True])
 def test_the_default_stream_of_another_device_is_recorded(of_default: bool, runtime: Any) -> None:
-    """Default streams have one handle on all devices; this one is not the own device's."""
+    """Default streams have one handle on all devices; this is another device's."""
     if of_default and os.environ["PYALLOC_PARITY"] == "native":
         pytest.skip("torch takes it for the block's own stream")
     runtime.pya_hostcuda_set_event_delay(1 << 40)
     other = torch.cuda.default_stream(1)
+    before = torch.cuda.memory_stats(0)["active.all.current"]
     with torch.cuda.stream(torch.cuda.default_stream(0) if of_default else torch.cuda.Stream()):
         tensor = empty(4 * MIB)
         address = tensor.data_ptr()
@@ -86,7 +87,7 @@ def test_the_default_stream_of_another_device_is_recorded(of_default: bool, runt
         del later
         torch.cuda.synchronize(1)
         empty(512)  # looks at finished events
-        assert torch.cuda.memory_stats(0)["active.all.current"] == 0
+        assert torch.cuda.memory_stats(0)["active.all.current"] == before
 
 
 def test_peer_access() -> None:
@@ -396,15 +397,17 @@ def test_checkpointing_and_amp() -> None:
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_optimizers_request_the_same_bytes(optimizer: type) -> None:
+    torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     model = torch.nn.Linear(1000, 1000).cuda()
     chosen = optimizer(model.parameters(), lr=0.1)
     model(torch.zeros(4, 1000, device="cuda")).sum().backward()
     chosen.step()
+    torch._C._cuda_clearCublasWorkspaces()  # they stay for later tests
     weights = 4 * (1000 * 1000 + 1000)
     states = 0 if optimizer is torch.optim.SGD else 2 * weights
     grown = torch.cuda.memory_stats()["requested_bytes.all.current"] - before
-    assert 2 * weights + states <= grown <= 2 * weights + states + 20_000_000
+    assert 2 * weights + states <= grown <= 2 * weights + states + 1000
 
 
 def test_storage_resize_and_views() -> None:
