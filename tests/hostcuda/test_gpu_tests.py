@@ -132,7 +132,7 @@ def test_what_a_stopped_step_printed_is_kept(
         wait_until(lambda: "begun" in log.read_text(), process)
         return wait(process, timeout)
 
-    with monkeypatch.context() as patch:  # the time that bash takes to start does not count for the step
+    with monkeypatch.context() as patch:  # the time that bash takes to start does not count
         patch.setattr(subprocess.Popen, "wait", wait_until_begun)
         assert first.run_limited("echo begun; sleep 600", {}, 0.1, log) == (None, "begun\n")
     assert first.run_limited("echo done; exit 7", {}, PATIENCE_S, log) == (7, "done\n")
