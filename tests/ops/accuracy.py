@@ -1,7 +1,7 @@
-"""Results and gradients of PowerSpherical against the formula on exactly the inputs, where float32 is hardest.
+"""Results and gradients of PowerSpherical against the formula on exactly the inputs where float32 is hardest.
 
-`python -m tests.ops.accuracy --cases 5000` prints what lies above the project's bar, by kind of case; with
---isa, of another instruction set, with --emulated, of the CUDA kernels, which are float32's.
+`python -m tests.ops.accuracy --cases 5000` prints what lies above the project's bar, by kind of case; --isa: on another
+instruction set; --emulated: of the CUDA kernels, in float32.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def sizes(draw: Draw) -> tuple[int, int, int, int]:
 
 
 def directions(draw: Draw, loc: Tensor, n_l: int, how: str) -> Tensor:
-    """Samples; those near a mode or antipode take the components' in turn."""
+    """Samples; those near a mode or antipode take turns among the components."""
     n_m, n_t, dim = loc.shape
     value = unit(torch.randn(n_l, n_t, dim, dtype=torch.float64))
     if how == "random":
@@ -105,7 +105,7 @@ def draw_case(seed: int) -> Case:
     value = directions(draw, loc, n_l, where)
     scale = concentrations(draw, n_m, n_t, size)
     if dtype == torch.float16:
-        scale = scale.clamp(max=300)  # results and gradients are to be finite
+        scale = scale.clamp(max=300)  # results and gradients must be finite
     weights = torch.log_softmax(torch.randn(n_m, n_t, dtype=torch.float64), 0)
     grad = torch.randn((n_l, n_t) if mixture else (n_l, n_m, n_t), dtype=torch.float64)
     if cancelling and n_l > 1:
@@ -119,7 +119,7 @@ def draw_case(seed: int) -> Case:
 
 
 def rounded_off(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """What a * b in float64 loses, exactly (Dekker)."""
+    """What a * b loses in float64, exactly (Dekker)."""
 
     def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         big = x * 134217729.0
@@ -131,7 +131,7 @@ def rounded_off(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray
 
 
 def gaps(value: Tensor, loc: Tensor) -> tuple[Tensor, Tensor]:
-    """1 + u and 1 - u of the inputs' cosines u, correctly rounded, and not below 0."""
+    """1 + u and 1 - u for the cosines u of the inputs, correctly rounded, and not below 0."""
     a, b = (x.double().numpy() for x in (value, loc))
     found = np.empty((2, a.shape[0], b.shape[0], a.shape[1]))
     for i, j, t in np.ndindex(found.shape[1:]):
@@ -145,7 +145,7 @@ def gaps(value: Tensor, loc: Tensor) -> tuple[Tensor, Tensor]:
 def exact(case: Case, low: Tensor, high: Tensor) -> list[Tensor]:
     """The result and the gradients of the inputs, in float64.
 
-    At the antipode and behind it, where the formula has no gradient, that of the case is zero.
+    At the antipode and behind it, where the formula has no gradient, the case's gradient is zero.
     """
     value, loc, scale, *weights = (x.double() for x in case.inputs)
     n, slope = (f(scale, value.shape[-1]) for f in (normalizer, normalizer_slope))
@@ -189,7 +189,7 @@ def run(function: Callable[..., Tensor], case: Case) -> list[Tensor]:
 
 
 def error(found: Tensor, right: Tensor) -> float:
-    """Where the density is 0, both say so; relative elsewhere, and everything if it is no number."""
+    """Where the density is 0, both must say so.  Elsewhere the relative error, and infinity if it is not a number."""
     if not torch.isneginf(found[torch.isneginf(right)]).all():
         return float("inf")
     known = right.abs() <= torch.finfo(found.dtype).max
@@ -198,12 +198,12 @@ def error(found: Tensor, right: Tensor) -> float:
 
 
 def bar_of(dtype: torch.dtype, least: float = BAR) -> float:
-    """The error that is allowed whatever torch's own is; half precision cannot do better than its rounding."""
+    """The error that is allowed whatever torch's own is; half precision cannot be better than its rounding."""
     return max(least, torch.finfo(dtype).eps / 2 if dtype.itemsize == 2 else 0)
 
 
 def check(seed: int, least: float = BAR) -> tuple[Case, list[tuple[str, float, float]]]:
-    """What lies above the bar: result, its error, torch's; errors up to least are allowed to any."""
+    """What lies above the bar: result, its error, torch's error.  Errors up to `least` are allowed for any."""
     case = draw_case(seed)
     low, high = gaps(*case.inputs[:2])
     behind = low <= 0

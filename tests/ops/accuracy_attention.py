@@ -19,9 +19,7 @@ from .fuzz_problems import KINDS, SLACK, Problem
 from .reference import relative
 
 NAMES = ("attention", "additive")
-LEAST = (
-    0.1  # of the size of a sum's terms: a result smaller than that is what they happened to leave
-)
+LEAST = 0.1  # relative to the size of a sum's terms: a smaller result is only what they happened to leave
 
 
 def run(call: Callable[..., Any], tensors: Sequence[Tensor], gs: Sequence[Tensor]) -> list[Tensor]:
@@ -31,14 +29,14 @@ def run(call: Callable[..., Any], tensors: Sequence[Tensor], gs: Sequence[Tensor
 
 
 def sizes(p: Problem, exact: Sequence[Tensor], gs: Sequence[Tensor]) -> list[float]:
-    """Of each result and gradient: the norm of its sums with every term made positive."""
+    """For each result and gradient: the norm of its sums with every term made positive."""
     bounds, off = p.errors(exact, gs, p.eps)
     each = [*((high - low) / 2 for low, high in bounds), *off]
     return [float(torch.nan_to_num(x, posinf=0).norm()) / (SLACK * p.eps) for x in each]
 
 
 def check(kind: str, seed: int) -> tuple[Problem, list[tuple[str, float, float]]]:
-    """What lies above the bar: result, its error, that of torch's formula in the same dtype."""
+    """What lies above the bar: the result, its error, and that of torch's formula in the same dtype."""
     p = KINDS[kind](Draw(seed))
     exact = [x.double() for x in p.tensors]
     gs = [torch.randn(x.shape).to(p.result) for x in p.exact(*exact)]

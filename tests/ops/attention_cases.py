@@ -1,4 +1,4 @@
-"""Attention as printed, problems for it, and scaled_attention measured against it."""
+"""Attention as published, problems for it, and scaled_attention measured against it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .reference import within
 
 
 def probabilities(q, k, bias=None, mask=None, causal=False, scale=None):
-    """What each query gives each key, with zeros where a query sees nothing."""
+    """The weight of each key for each query, with zeros where a query sees nothing."""
     score = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         score = score + bias
@@ -23,7 +23,7 @@ def probabilities(q, k, bias=None, mask=None, causal=False, scale=None):
 
 
 def eager(q, k, v, bias=None, **options):
-    """Attention as printed."""
+    """Attention as published."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     return probabilities(q, k, bias, **options) @ v
@@ -76,7 +76,7 @@ def compare(tensors, function=None, bar=1e-6, **options):
 
 
 def kernel(*args, **options):
-    """Pyalloc's own kernel, also where torch's would serve."""
+    """Pyalloc's own kernel, even where torch's would serve."""
     return scaled_attention(*args, path="kernel", **options)
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 torch = pytest.importorskip("torch")
 
-# The same cases in every run, however slow the machine is; fuzz_ops.py is what looks for others.
+# The same cases in every run, on any machine; fuzz_ops.py looks for others.
 settings.register_profile(
     "pyalloc",
     derandomize=True,

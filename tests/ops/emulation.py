@@ -22,7 +22,7 @@ RACES = ("-O1", "-fsanitize=thread", "-DPYA_RACES")  # emulate_races.hpp
 
 
 def build(out: Path, options: Sequence[str] = CHECKS) -> Path | None:
-    """A library in the folder out; None without a compiler."""
+    """A library in the folder; None without a compiler."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None

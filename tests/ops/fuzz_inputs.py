@@ -16,7 +16,7 @@ CANARY = -12345.0
 
 
 class Draw(random.Random):
-    """One case's choices; torch's generator follows the same seed."""
+    """The choices of one case; torch's generator follows the same seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -26,7 +26,7 @@ class Draw(random.Random):
         return self.random() < p
 
     def size(self, most: int) -> int:
-        """Often 1, or one beside a power of two, where loops have their ends."""
+        """Often 1, or a neighbour of a power of two, where loops have their ends."""
         kind = self.random()
         if kind < 0.2:
             return 1
@@ -46,7 +46,7 @@ class Draw(random.Random):
         return self.choices(FLOATS, (6, 3, 1, 1))[0]
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """The same numbers in other memory: permuted, spread over a larger block, repeated by stride 0."""
+        """The same numbers in other memory: permuted, spread over a larger block, repeated with stride 0."""
         kind = self.random()
         if x.dim() == 0 or kind < 0.3:
             return x.clone()
@@ -67,18 +67,18 @@ class Draw(random.Random):
         return view.copy_(x)
 
     def repeated(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Expanded by stride 0 to the shape, at times as memory of its own."""
+        """Expanded to the shape with stride 0, sometimes in memory of its own."""
         wide = x.expand(shape)
         return wide if self.chance(0.5) else self.laid_out(wide)
 
 
 def bits(x: Tensor) -> Tensor:
-    """All of a tensor's memory, also around it."""
+    """All of a tensor's memory, including what surrounds it."""
     return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).clone()
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit, NaN like any other."""
+    """Bit for bit, NaN included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = (x.clone(memory_format=torch.contiguous_format).reshape(-1) for x in (a, b))
@@ -91,7 +91,7 @@ class StrayWriteError(AssertionError):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Tensors that Python code makes have canaries around them and NaN in them until they are written."""
+    """Tensors made in Python get canaries around them, and NaN inside until they are written."""
     blocks: list[tuple[Tensor, int]] = []
     empty = torch.empty
 

@@ -1,9 +1,9 @@
-"""Random calls of the ops, in every way torch has of calling them, against the formula in float64.
+"""Random calls of the ops, in every way that torch has of calling them, against the formula in float64.
 
-    python tests/ops/fuzz_ops.py [--seconds 60] [--seed 1] [--runs N] [--compiled] [--case SEED]
+python tests/ops/fuzz_ops.py [--seconds 60] [--seed 1] [--runs N] [--compiled] [--case SEED]
 
-A case is its seed: op, shapes, dtypes, memory layouts, masks, instruction set, threads and the way of calling
-follow from it.  --compiled adds torch.compile and torch.export, a second a case; --case runs one again.
+A case is its seed: op, shapes, dtypes, memory layouts, masks, instruction set, threads and the way of calling follow
+from it.  --compiled adds torch.compile and torch.export, one second a case; --case runs one again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pyalloc.ops import (
 from .fuzz_inputs import Draw, bits, guarded, same
 from .fuzz_problems import HALVES, KINDS, Problem
 
-LIMIT_S = 200  # for one case: longer is a finding
+LIMIT_S = 200  # for one case; a longer one is a finding
 TINY = 1e-34  # a product with a probability below 1e-38, which may be flushed to zero
 
 
@@ -53,7 +53,7 @@ TINY = 1e-34  # a product with a probability below 1e-38, which may be flushed t
 
 
 def outside(found: Tensor, low: Tensor, high: Tensor) -> str:
-    """Nothing, or where a result is not within its bounds."""
+    """Nothing, or where a result is outside its bounds."""
     x = found.detach().double()
     known = ~(low.isnan() | high.isnan() | (torch.isneginf(low) & torch.isposinf(high)))
     bad = known & ~((x >= low) & (x <= high))
@@ -89,7 +89,7 @@ def check_outputs(p: Problem, outs: Sequence[Tensor], dtype: torch.dtype | None 
 def check_gradients(
     p: Problem, gs: Sequence[Tensor], grads: Sequence[Tensor | None], loose: float = 1
 ) -> None:
-    """Of every input; None where it was not asked for."""
+    """For every input; None if it was not requested."""
     leaves = [x.double().requires_grad_() for x in p.tensors]
     gs = [g.double() for g in gs]
     exact = torch.autograd.grad(p.exact(*leaves), leaves, gs)
@@ -111,7 +111,7 @@ def check_gradients(
 
 @contextmanager
 def settings(draw: Draw):
-    """An instruction set and a number of threads, used whatever the size."""
+    """An instruction set and a number of threads, whatever the size."""
     isas = _library.ISA_NAMES[: _library.library().pya_ops_isa_best() + 1]
     before, n = cpu_isa(), draw.choice((1, 1, 1, 2, 2, 3, 8))
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def in_threads(draw: Draw, p: Problem) -> None:
 
 
 def autocast(draw: Draw, p: Problem) -> None:
-    """Attention is computed in the lower precision, as torch's; log-probabilities and additive attention in float32."""
+    """Attention in the lower precision, as in torch; log-probabilities and additive attention in float32."""
     dtype = torch.float64 if p.result == torch.float64 else torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         outs = p.ours(*p.tensors)
@@ -220,7 +220,7 @@ def through_vjp(draw: Draw, p: Problem) -> None:
 
 
 def through_jvp(draw: Draw, p: Problem) -> None:
-    """The Jacobian times tangents, against the exact gradients times the same."""
+    """The Jacobian times tangents, against the exact gradients times the same tangents."""
     tangents = [torch.randn(x.shape).to(x.dtype) for x in p.tensors]
     outs, pushed = jvp(p.ours, tuple(p.tensors), tuple(tangents))
     check_outputs(p, outs)
@@ -242,7 +242,7 @@ def through_jvp(draw: Draw, p: Problem) -> None:
 
 
 def batched(draw: Draw, p: Problem) -> tuple[list[Tensor], tuple[int | None, ...], list[Problem]]:
-    """Inputs with a dimension more, or shared; and the problem that each entry is."""
+    """Inputs with one more dimension, or shared; and the problem that each entry is."""
     n = draw.randint(1, 3)
     stacked: list[Tensor] = []
     dims: list[int | None] = []
@@ -282,7 +282,7 @@ def through_vmap_of_grad(draw: Draw, p: Problem) -> None:
 
 
 def through_vmap_of_pull(draw: Draw, p: Problem) -> None:
-    """Many gradients of the outputs of one call, as jacrev has them: all inputs are shared."""
+    """Many gradients of the outputs of one call, as jacrev computes them: all inputs are shared."""
     _, pull = vjp(p.ours, *p.tensors)
     many = [gradients_of_outputs(draw, p) for _ in range(draw.randint(1, 3))]
     at = [draw.randint(0, g.dim()) for g in many[0]]
@@ -293,7 +293,7 @@ def through_vmap_of_pull(draw: Draw, p: Problem) -> None:
 
 
 def through_grad_of_vmap(draw: Draw, p: Problem) -> None:
-    """A shared input's gradient is the sum of the entries'."""
+    """A shared input's gradient is the sum of the entries' gradients."""
     stacked, dims, entries = batched(draw, p)
     gs = gradients_of_outputs(draw, p)
     leaves = [x.detach().requires_grad_() for x in stacked]
@@ -311,11 +311,11 @@ def through_grad_of_vmap(draw: Draw, p: Problem) -> None:
 def second_order(
     call: Callable[..., Any], tensors: Sequence[Tensor], gs: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Of a number made of the first derivatives: its gradients."""
+    """The gradients of a number computed from the first derivatives."""
     leaves = [x.detach().requires_grad_() for x in [*tensors, *gs]]
     n = len(tensors)
     first = torch.autograd.grad(call(*leaves[:n]), leaves[:n], leaves[n:], create_graph=True)
-    # linear: near the antipode they are large, and of their sines no digit would be left
+    # linear: near the antipode they are large, and no digit of their sines would be left
     energy = sum(
         (x * torch.linspace(-1, 1 + i, x.numel()).view(x.shape)).sum() for i, x in enumerate(first)
     )
@@ -324,12 +324,12 @@ def second_order(
 
 
 def second_derivatives(draw: Draw, p: Problem) -> None:
-    """In float64, where nothing but a wrong formula makes a difference."""
+    """In float64, where only a wrong formula makes a difference."""
     tensors = [draw.laid_out(x.double()) for x in p.tensors]
     gs = [x.double() for x in gradients_of_outputs(draw, p)]
-    # A large kappa: the second derivatives of its normaliser are what is left of lgammas. An infinite one, which
-    # float16 makes of them: the formula's result is NaN, so are its first derivatives and ours, and the
-    # numbers among its second ones come of trigamma(inf) being 0.
+    # A large kappa: the second derivatives of its normaliser are what is left of lgammas.  An infinite one, which
+    # float16 makes of it: the formula's result is NaN, as are its first derivatives and ours; the numbers among its
+    # second derivatives come from trigamma(inf) being 0.
     if any((x > 100).any() for x in tensors):
         return
     exact = second_order(p.exact, tensors, gs)
@@ -341,7 +341,7 @@ def second_derivatives(draw: Draw, p: Problem) -> None:
 
 
 def with_dropout(draw: Draw, p: Problem) -> None:
-    """The same coins again from the same seed, in both directions: what is linear in v has its transpose as vjp."""
+    """The same random bits from the same seed in both directions: what is linear in v has its transpose as vjp."""
     if p.kind != "scaled_attention":
         return
     rate, gs = draw.choice((0.1, 0.5, 0.9)), gradients_of_outputs(draw, p)
@@ -361,7 +361,7 @@ def with_dropout(draw: Draw, p: Problem) -> None:
 
 
 def in_sequence(draw: Draw, p: Problem) -> None:
-    """Additive attention over and over: one buffer for the gradients of keys and values."""
+    """Additive attention again and again, with one buffer for the gradients of keys and values."""
     kept = {x.dtype for x in p.tensors[1:3]}
     if p.kind != "additive_attention" or len(kept) > 1 or kept & set(HALVES):
         return
@@ -409,7 +409,7 @@ STRANGE = (0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-42, -1e-42, 1e30, -1e
 
 
 def strange_values(draw: Draw, p: Problem) -> None:
-    """Where the formula gives NaN so do we; where it is finite and no factor is, nothing is asked but an answer."""
+    """Where the formula gives NaN, so do we.  Where it is finite and a factor is not, any answer will do."""
     tensors = [x.clone() for x in p.tensors]
     spoiled = []
     for x in tensors:
@@ -426,7 +426,7 @@ def strange_values(draw: Draw, p: Problem) -> None:
         1,
     )
     assert all(g.shape == x.shape for g, x in zip(grads, tensors, strict=True) if g is not None)
-    # what nobody sees may hold anything: a key that is skipped does not spread its NaN as 0 times it would
+    # what nobody sees may hold anything: a skipped key does not spread its NaN, as 0 times it would
     if (
         p.masks
         or "causal=True" in p.note
@@ -495,7 +495,7 @@ COMPILED: dict[Callable[[Draw, Problem], None], int] = {compiled: 2, exported: 1
 
 
 def run_case(seed: int, with_compiled: bool = False) -> str:
-    """The way and op it was."""
+    """The way of calling, and the op."""
     draw = Draw(seed)
     kind = draw.choice(list(KINDS))
     ways = {**WAYS, **COMPILED} if with_compiled else WAYS

@@ -1,7 +1,7 @@
-"""The ops as the fuzzer sees them: random inputs, the formula in float64, and how far a result may lie from it.
+"""The ops as the fuzzer sees them: random inputs, the formula in float64, and how far a result may be from it.
 
-Every bound follows the roundings through the formula: a sum errs by the sum of its terms' sizes, a probability by
-its score's error, a gradient near the antipode by that of 1 + u. So a case of any shape and size has its own.
+Every bound follows the roundings through the formula: a sum errs by the sum of its terms' sizes, a probability by its
+score's error, a gradient near the antipode by that of 1 + u.  So a case of any shape and size has its own bounds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .reference import sphere
 
 Interval = tuple[Tensor, Tensor]
 SLACK = 16  # roundings for each one counted
-LARGEST = 4_000_000  # multiplications: cases are to be many, and tiles end below 140 rows
+LARGEST = 4_000_000  # multiplications: there should be many cases, and tiles end below 140 rows
 FLUSHED = 1e-37  # the least share of a component that counts as more than 0
 HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass
 class Problem:
-    """One call: ours(*tensors) against exact(*tensors in float64), both giving tuples."""
+    """One call: ours(*tensors) against exact(*tensors in float64); both return tuples."""
 
     kind: str
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Problem:
     eps: float
     masks: list[Tensor] = field(default_factory=list)
     note: str = ""
-    is_kernel: bool = True  # not torch's own, which promises less
+    is_kernel: bool = True  # not torch's own kernel, which promises less
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Problem:
         return Problem(**{**self.__dict__, "tensors": list(tensors)})
@@ -71,14 +71,14 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def around(exact: Tensor, error: Tensor) -> Interval:
-    """An interval; where nothing is known of the error it is everything."""
+    """An interval; if nothing is known of the error, it is everything."""
     known = torch.isfinite(error) & torch.isfinite(exact)
     low = torch.where(known, exact - error, -torch.inf)
     return low, torch.where(known, exact + error, torch.inf)
 
 
 def in_dtypes(draw: Draw, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """All of one dtype, or each of its own; in any memory."""
+    """All of one dtype, or each with its own; in any memory."""
     mixed, dtype = draw.chance(0.15), draw.dtype()
     return [draw.laid_out(x.to(draw.dtype() if mixed else dtype)) for x in tensors]
 
@@ -94,7 +94,7 @@ def normalizer(scale: Tensor, dim: int) -> Tensor:
 
 
 def log_density(u: Tensor, scale: Tensor, dim: int) -> Tensor:
-    """Cosines beyond 1 by rounding count as 1, but have the gradient of their neighbours."""
+    """Cosines that rounding puts beyond 1 count as 1, but have the gradient of their neighbours."""
     clamped = u + (u.clamp(-1, 1) - u).detach()
     return normalizer(scale, dim) + torch.special.xlog1py(scale, (clamped - 1) / 2)
 
@@ -116,7 +116,7 @@ def log_prob_bounds(value: Tensor, loc: Tensor, scale: Tensor, eps: float) -> In
 
 
 def weight_error(value: Tensor, loc: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """kappa / (1 + u) and its relative error; infinite where 1 + u is itself but rounding."""
+    """kappa / (1 + u) and its relative error; infinite if 1 + u is itself only rounding."""
     u, off = (value * loc).sum(-1).clamp(-1, 1), cosine_error(value, loc, eps)
     gap = 1 + u
     relative = torch.where(gap > 20 * off, 2 * off / gap + SLACK * eps, torch.inf)
@@ -126,7 +126,7 @@ def weight_error(value: Tensor, loc: Tensor, scale: Tensor, eps: float) -> tuple
 def spherical_errors(
     inputs: tuple[Tensor, ...], g: Tensor, uncertain: Tensor, eps: float
 ) -> list[Tensor]:
-    """Errors of the gradients of value, loc and scale, g being those of every log-probability."""
+    """Errors of the gradients of value, loc and scale; g: the gradients of every log-probability."""
     value, loc, scale = inputs
     weight, relative = weight_error(value, loc, scale, eps)
     share = g.abs() * (relative + uncertain + SLACK * eps) + FLUSHED

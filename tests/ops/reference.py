@@ -1,4 +1,4 @@
-"""What the ops must give, in float64 torch, written from the formulas and not from the kernels."""
+"""What the ops must return, in float64 torch, written from the formulas and not from the kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def sphere(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def textbook(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """The log-probability as De Cao and Aziz print it."""
+    """The log-probability as published by De Cao and Aziz."""
     return textbook_from_cosine((value * loc).sum(-1), scale, value.shape[-1])
 
 

@@ -1,6 +1,6 @@
 """One of four processes: every op over DTensors of a 2 x 2 mesh against the same over whole tensors.
 
-Run by test_sharded.py: python -m ops.sharded RANK FILE, prints "ok CASE PLACEMENTS" lines.
+Run by test_sharded.py: python -m ops.sharded RANK FILE; prints "ok CASE PLACEMENTS" lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A part of the sweeps in accuracy.py and accuracy_attention.py; run as modules they have a long form."""
+"""A part of the sweeps in accuracy.py and accuracy_attention.py, which run longer as modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST = 9_000_000
 @pytest.mark.parametrize("part", range(4))
 def test_power_spherical_lies_within_the_bar(part, isa):
     for seed in range(FIRST + part, FIRST + N_CASES, 4):
-        # sums over samples may cancel by chance; how far differs by instruction set, torch's too
+        # sums over samples may cancel by chance; how far depends on the instruction set, for torch too
         case, missed = check(seed, 3 * BAR)
         assert not missed, f"case {seed}: {case.kind}: {missed}"
 
@@ -48,7 +48,7 @@ def test_tiles_whose_sums_cancel_on_cuda(seed, device):
 
 
 def outweighed() -> Case:
-    """A mixture in more components than a block has, one of which is nearly all of it."""
+    """A mixture with more components than a block has, one of which holds nearly all of it."""
     torch.manual_seed(3)
     inputs = [sphere(40, 1, 300), sphere(140, 1, 300), 50 * torch.rand(140, 1)]
     weights = torch.full((140, 1), -40.0)
@@ -57,7 +57,7 @@ def outweighed() -> Case:
 
 
 def test_one_component_that_outweighs_all(isa):
-    """Its share is 1, though the result is rounded by more than 1e-6 of that."""
+    """Its share is 1, though the result is rounded by more than 1e-6 of it."""
     case = outweighed()
     found, right = run(ours, case), exact(case, *gaps(*case.inputs[:2]))
     for k in (1, 2, 4):
@@ -79,13 +79,13 @@ def test_cuda_kernels_lie_within_the_bar(part, device):
 
 @pytest.mark.parametrize("seed", [30006, 31022, 30304, 30616, 30623, 30837])
 def test_few_pairs_on_cuda(seed, device):
-    """Once 1.3 to 4.9 times 1e-6, in sums that cancel: of one to 222 pairs a t, some in many dimensions."""
+    """Once 1.3 to 4.9 times 1e-6, in sums that cancel: 1 to 222 pairs a t, some in many dimensions."""
     case, missed = check(seed)
     assert not missed, f"{case.kind}: {missed}"
 
 
 def test_scale_in_many_dimensions_on_cuda(device):
-    """Of a tile.  The slope, log y and what is nearly log 2, lost what the two have in common."""
+    """In a tile.  The slope, log y minus nearly log 2, lost what the two have in common."""
     torch.manual_seed(1)
     value, loc, scale = sphere(280, 1, 1024), sphere(1, 1, 1024), torch.rand(1, 1)
     case = Case("", False, [value, loc, scale], torch.randn(280, 1, 1), torch.float32)

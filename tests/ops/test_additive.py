@@ -1,4 +1,4 @@
-"""additive_attention, the module, and the gradients gathered once per sequence."""
+"""additive_attention, its module, and the gradients gathered once per sequence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def eager(query, keys, values, v, mask=None):
 
 
 def check_nan_stays():
-    """A batch entry with a NaN has one in every gradient, the others in none."""
+    """A batch entry with a NaN has one in every gradient; the others have none."""
     leaves = [x.requires_grad_() for x in problem(2, 3, 4, 5, 6)]
     with torch.no_grad():
         leaves[1][0, 1, 2] = torch.nan
@@ -40,7 +40,7 @@ def check_nan_stays():
         assert g[0].isnan().all() and not g[1].isnan().any()
     assert grads[3].isnan().all()
     query, *rest = (x.detach() for x in problem(2, 3, 4, 5, 6))
-    query[0, 1, 2] = torch.nan  # of which no score is a number
+    query[0, 1, 2] = torch.nan  # so no score is a number
     out = additive_attention(query, *rest)
     assert out[0, 1].isnan().all() and out.isnan().sum() == out[0, 1].numel()
 
@@ -92,7 +92,7 @@ def test_forward_and_gradients(shape, masked, isa):
 
 @pytest.mark.parametrize("order", ["rising", "falling", "random"])
 def test_long_rows_of_values(order, isa):
-    """Four keys at a time here, whose values are added before the largest score is known; more than caches hold."""
+    """Here four keys at a time add their values before the largest score is known; more than caches hold."""
     n_b, n_s = 45, 11
     query, keys, values, v = problem(n_b, 1, n_s, 8, 20_000)
     if order != "random":
@@ -114,7 +114,7 @@ def test_long_rows_of_values(order, isa):
 
 @pytest.mark.parametrize("hidden", [slice(0, 2), slice(-2, None)], ids=["left", "right"])
 def test_what_padding_holds_is_nobodys_business(hidden, isa):
-    """A NaN in the first row of values came through the mask, in others it did not."""
+    """A NaN in the first row of values got past the mask; in other rows it did not."""
     pads_may_hold_nan(hidden)
 
 
@@ -150,7 +150,7 @@ def test_gradients_to_second_order():
 
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=["context", "weights", "both"])
 def test_no_gradient_is_made_up_for_weights_that_nobody_used(used, monkeypatch):
-    """By the registered op, as on a card, where that would be a launch of its own."""
+    """Through the registered op, as on a card, where that would be a separate launch."""
     leaves = [x.requires_grad_() for x in problem(2, 3, 5, 8, 6)]
 
     def gradients(outs):
@@ -194,7 +194,7 @@ def test_sequence_gradients_are_those_of_the_steps():
         gathered = torch.autograd.grad(total, tensors, retain_graph=True)
         for a, b in zip(gathered, plain, strict=True):
             assert relative(a, b) < 1e-6
-    # a backward that leaves keys and values out leaves nothing behind in their buffers
+    # a backward without gradients of keys and values leaves nothing in their buffers
     torch.autograd.grad(total, tensors[0], retain_graph=True)
     again = torch.autograd.grad(total, tensors, retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(again, gathered, strict=True))
@@ -202,7 +202,7 @@ def test_sequence_gradients_are_those_of_the_steps():
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_steps_of_a_sequence_in_checkpoints(use_reentrant):
-    """A step is made again in the backward, when the context is over."""
+    """The backward computes a step again after the context has ended."""
     query, keys, values, v = (x.requires_grad_() for x in problem(2, 1, 5, 8, 8))
 
     def step(state):
@@ -260,10 +260,10 @@ def traced_jit(step, given):
     return torch.jit.trace(step, tuple(given), check_trace=False)  # which compares addresses
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, about its own tracer
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its tracer
 @pytest.mark.parametrize("trace", [traced_real, traced_fake, traced_jit])
 def test_sequence_gradients_where_calls_are_traced(trace):
-    """The kernel was called past the tracer, which kept what it had written, or what was there before."""
+    """The kernel was called past the tracer, which kept its earlier result, or what was there before."""
 
     def step(query, keys, values, v):
         with sequence_gradients(keys, values):
@@ -304,7 +304,7 @@ def test_saved_for_backward_does_not_grow_with_the_keys():
 
 def test_a_sequence_lets_go_of_its_tensors():
     query, keys, values, v = (x.requires_grad_() for x in problem(2, 1, 4, 5, 5))
-    gc.disable()  # which would find cycles, but some time later
+    gc.disable()  # which would find cycles, but only some time later
     try:
         keys, values = keys * 1, values * 1
         with sequence_gradients(keys, values):
@@ -400,7 +400,7 @@ def test_keys_changed_in_place_are_noticed():
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["as they lie", "of a copy"])
 def test_keys_changed_before_a_step_are_those_of_the_step(is_copied):
-    """Also where rows with gaps were copied, and where the change has a gradient."""
+    """Also if rows with gaps were copied, and if the change has a gradient."""
     tensors = [x.requires_grad_() for x in problem(2, 1, 4, 5, 6)]
 
     def run(inside):

@@ -29,7 +29,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 300), (300,), (1, 1, 1, 1)], ids=str)
 def test_gradient_of_a_bias_that_all_queries_of_one_head_share(shape, isa):
-    """More threads than heads, and one gradient that none but one of them may add to."""
+    """More threads than heads, and one gradient that only one of them may add to."""
     tensors = (*(torch.randn(1, 1, n, 8) for n in (4096, 300, 300)), torch.randn(shape))
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -41,7 +41,7 @@ def test_gradient_of_a_bias_that_all_queries_of_one_head_share(shape, isa):
 
 @pytest.mark.parametrize("shape", [(1, 8, 150, 160), (4, 1, 150, 160), (150, 160)], ids=str)
 def test_gradient_of_a_bias_that_heads_share_has_one_order(shape):
-    """Heads that add to the same numbers at once would lose some, or sum them in another order."""
+    """Heads that add to the same numbers at once would lose some, or add them in another order."""
     bias = torch.randn(shape, requires_grad=True)
     out = kernel(*problem(4, 8, 8, 150, 160, 16, 16), bias).square().sum()
     before, found = torch.get_num_threads(), []
@@ -61,19 +61,19 @@ def test_forward_and_gradients(shape, causal, isa):
 
 
 def test_long_sums_keep_their_digits(isa):
-    """1600 keys once summed one after another: 1.05e-6 where torch has 4e-7."""
+    """Once, 1600 keys were summed one after another: 1.05e-6, compared with torch's 4e-7."""
     compare(problem(1, 1, 1, 64, 1587, 72, 72))
     compare(problem(1, 1, 1, 1587, 64, 72, 72))
 
 
 def test_many_blocks_of_keys_keep_their_digits(isa):
-    """Each once multiplied the sums before it by 1 + 1.2e-7: 7e-6 after 16000 keys, where torch has 4e-7."""
+    """Once, each key multiplied the earlier sums by 1 + 1.2e-7: 7e-6 after 16000 keys, compared with torch's 4e-7."""
     compare(problem(1, 1, 1, 16, 16000, 8, 8))
 
 
 @pytest.mark.parametrize("number", [-1e4, -1e6, -1e9, -1e30, 1e9])
 def test_rows_whose_bias_is_one_large_number(number, isa):
-    """Their sum had no digits beside it: each gradient came out as many times as there are keys."""
+    """Their sum had no digits left: each gradient came out multiplied by the number of keys."""
     bias = torch.zeros(1, 2, 70, 90)
     bias[..., ::3, :] = number
     compare((*problem(1, 2, 2, 70, 90, 16, 16), bias))
@@ -110,7 +110,7 @@ def test_a_bias_hides_the_same_in_the_plain_formula(isa):
 @pytest.mark.parametrize("n_q", [1, 20])
 @pytest.mark.parametrize("which", range(3))
 def test_nan_stays(which, n_q, isa):
-    """Once exp2 of AVX2 made 0 of one, and the query's result zeros."""
+    """Once, exp2 of AVX2 made 0 of one, and the query's result zeros."""
     tensors = problem(1, 4, 2, n_q, 50, 3, 5)
     tensors[which][0, 0, -1, 0] = torch.nan
     right = eager(*tensors).isnan()
@@ -131,14 +131,14 @@ def test_nan_stays(which, n_q, isa):
 def test_any_shape_agrees_with_double_precision(n_b, heads, n_q, n_k, dim, dim_v, causal, seed):
     torch.manual_seed(seed)
     q, k, v = problem(n_b, *heads, n_q, n_k, dim, dim_v)
-    # A probability errs by its score's rounding, which few large terms may carry into the result undiminished.
+    # A probability errs by its score's rounding, which a few large terms may carry into the result in full.
     largest = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) * dim**-0.5
     compare([q, k, v], causal=causal, bar=1e-6 * max(1, largest))
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 40), (40, 1)])
 def test_bias_gradient_where_a_length_is_one(n_q, n_k, isa):
-    """Once added to memory that nobody had cleared."""
+    """Once, it was added to memory that nobody had cleared."""
     torch.empty(n_q * n_k).fill_(1e30)
     tensors = [x.requires_grad_() for x in problem(1, 1, 1, n_q, n_k, 4, 4, (1, 1, n_q, n_k))]
     out = scaled_attention(*tensors)
@@ -154,7 +154,7 @@ def test_dropout_is_the_same_in_both_directions_and_fair():
     assert abs(float(one.mean()) - 1) < 0.01 and float(one.std()) > 0.01
     torch.manual_seed(5)
     assert torch.equal(one, scaled_attention(q, k, torch.ones_like(v), dropout=0.3))
-    # linear in v: the vjp for v must be the transpose of the very same dropped matrix
+    # linear in v: the vjp for v must be the transpose of the same dropped matrix
     torch.manual_seed(6)
     vs = v.clone().requires_grad_()
     out = scaled_attention(q, k, vs, dropout=0.3)
@@ -164,7 +164,7 @@ def test_dropout_is_the_same_in_both_directions_and_fair():
 
 
 def kept(n_b, n_h, n_q, n_k):
-    """Which of equal probabilities dropout leaves: every key has a value of its own."""
+    """Which of equal probabilities dropout keeps: every key has a value of its own."""
     q, k = torch.zeros(n_b, n_h, n_q, 1), torch.zeros(n_b, n_h, n_k, 1)
     return kernel(q, k, torch.eye(n_k).expand(n_b, n_h, n_k, n_k), dropout=0.4) > 0
 
@@ -177,7 +177,7 @@ def test_dropout_draws_for_each_head_query_and_key(isa):
         spread = (0.24 * share.numel() / found.numel()) ** 0.5
         assert (share - 0.6).abs().max() < 5 * spread
     strangers = [found.roll(1, dim) for dim in range(4)] + [kept(2, 3, 70, 150)]
-    for other in strangers:  # independent ones agree in 0.6^2 + 0.4^2
+    for other in strangers:  # independent ones agree with probability 0.6^2 + 0.4^2
         assert abs(float((found == other).double().mean()) - 0.52) < 0.01
     torch.manual_seed(4)
     set_cpu_isa("scalar")
@@ -185,7 +185,7 @@ def test_dropout_draws_for_each_head_query_and_key(isa):
 
 
 def test_dropout_under_another_default_device():
-    """The seed is the host's, whatever torch.device() says of new tensors."""
+    """The seed lives on the host, whatever torch.device() says of new tensors."""
     inputs = problem(1, 1, 1, 4, 5, 3, 3)
     torch.manual_seed(3)
     right = kernel(*inputs, dropout=0.5)

@@ -1,4 +1,4 @@
-"""What scaled_attention takes: which path a call goes, scales, fewer dimensions, and what is refused."""
+"""The arguments of scaled_attention: which path a call takes, scales, fewer dimensions, and what is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_either_path_gives_the_same(n_q, causal):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_causal_with_a_scale_that_is_not_positive(scale, dtype):
-    """Torch's kernels hide by -inf first and scale then: NaN, or what is to come instead of what was."""
+    """Torch's kernels add -inf first and scale then: NaN, or future keys instead of past ones."""
     for n in (5, 40):
         q, k, v = (torch.randn(1, 2, n, 8).to(dtype) for _ in range(3))
         out, info = scaled_attention(q, k, v, causal=True, scale=scale, return_info=True)
@@ -41,7 +41,7 @@ def test_path_is_reported():
     q, k, v = problem(1, 2, 2, 20, 20, 16, 16)
     learned = q.clone().requires_grad_()
     assert path(q, k, v) == path(learned, k, v) == path(q[:, :, :1], k, v) == "sdpa"
-    scaled_attention(q, k, v, return_info=True)[1].clear()  # it is the caller's
+    scaled_attention(q, k, v, return_info=True)[1].clear()  # it belongs to the caller
     assert path(q, k, v) == "sdpa"
     assert path(q, k, v, path="kernel") == path(q, k, v, dropout=0.1) == "kernel"
     assert path(q, k, v, torch.zeros(20)) == path(q, k, v, mask=torch.ones(20) > 0) == "kernel"
@@ -65,7 +65,7 @@ class Marked(torch.Tensor):
 
 @pytest.mark.parametrize("mark", [False, True], ids=["tensors", "a subclass"])
 def test_rule_for_torchs_kernel(mark):
-    """Tensors are looked at through C where torch lets us, what derives from them by attributes."""
+    """Tensors are inspected through C where torch allows it; their subclasses through attributes."""
     rule = attention_rule((torch.Tensor, torch.nn.Parameter), torch.float32, 100, 2, 3, 8)
 
     def applies(*tensors):
@@ -103,7 +103,7 @@ def test_rule_for_torchs_kernel(mark):
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("step", [1, 0])
 def test_windows_of_a_sequence(which, dtype, step):
-    """Rows that overlap, which torch's kernel reads as if they did not, unless all are one."""
+    """Rows that overlap.  torch's kernel reads them as if they did not, unless all are one."""
     tensors = [torch.randn(2, 3, 5, 8, dtype=dtype) for _ in "qkv"]
     windows = torch.randn(2, 3, 12, dtype=dtype).unfold(2, 8, 1)
     tensors[which] = windows if step else windows[:, :, :1].expand(windows.shape)
@@ -114,14 +114,12 @@ def test_windows_of_a_sequence(which, dtype, step):
     found = [out.detach(), *torch.autograd.grad(out, leaves, grad)]
     for a, b in zip(found, results(scaled_attention, dense, grad), strict=True):
         bar = 1e-5 if dtype == torch.float32 else 2e-2
-        assert (a - b).norm() <= bar * (
-            b.norm() + 1
-        )  # of one key there is no gradient of the query
+        assert (a - b).norm() <= bar * (b.norm() + 1)  # with one key, the query has no gradient
 
 
 @pytest.mark.parametrize("n", [3, 50])
 def test_scale_is_a_number(n):
-    """Of a tensor with many queries the gradient was dropped without an error, with few it was a TypeError."""
+    """For a tensor with many queries the gradient was dropped without an error; with few it was a TypeError."""
     q = torch.randn(1, 2, n, 8)
     right = scaled_attention(q, q, q, causal=True, scale=0.5)
     assert torch.equal(scaled_attention(q, q, q, causal=True, scale=torch.tensor(0.5)), right)
@@ -139,7 +137,7 @@ def test_scale_is_a_number(n):
 
 @pytest.mark.parametrize("dim", [4, 3])
 def test_a_compiled_scale_is_not_rounded_to_bfloat16_with_the_queries(dim):
-    """Scores of up to a thousand, of which a rounding of the queries changes the largest."""
+    """Scores up to a thousand: a rounding of the queries changes the largest one."""
     q, k, v = ((torch.randn(1, 2, 40, 16) * 8).bfloat16() for _ in range(3))
     q, k, v = (x if dim == 4 else x[0] for x in (q, k, v))
     bias = torch.randn(40, 40)
@@ -148,7 +146,7 @@ def test_a_compiled_scale_is_not_rounded_to_bfloat16_with_the_queries(dim):
         return scaled_attention(q, k, v, bias, scale=scale)
 
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    # one step of bfloat16, into which sums in another order may fall
+    # one step of bfloat16, which a sum in another order may reach
     found, right = compiled(torch.tensor(0.3)), function(0.3)
     torch.testing.assert_close(found, right, rtol=2**-7, atol=1e-3)
 

@@ -1,4 +1,4 @@
-"""Which kernel serves attention on CUDA: seen on the host-memory runtime, where neither computes anything."""
+"""Which kernel serves attention on CUDA, on the host-memory runtime, where none computes anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 def test_ours_serves_where_it_uses_tensor_cores(dry_python: RunPython) -> None:
-    """Of the host-memory runtime's kernels all are there."""
+    """The host-memory runtime has all of the kernels."""
     source = """
         import json, logging, torch
         from pyalloc.ops import scaled_attention
@@ -82,7 +82,7 @@ def test_torchs_kernel_serves_elsewhere_and_keeps_no_scores(dry_python: RunPytho
 
 
 def test_plain_calls_go_past_the_dispatcher(dry_python: RunPython) -> None:
-    """Where kernels serve and there is something to launch; what torch is to see or to compute goes through it."""
+    """If kernels serve and there is something to launch.  What torch should see or compute goes through it."""
     source = """
         import json, torch
         from torch.utils.flop_counter import FlopCounterMode

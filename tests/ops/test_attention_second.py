@@ -1,4 +1,4 @@
-"""Second derivatives of scaled_attention, and checkpoints, where torch's kernel serves and where pyalloc's does."""
+"""Second derivatives of scaled_attention, and checkpoints, with torch's kernel and with pyalloc's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_gradients_to_second_order(bias):
 
 
 def second_order(function, inputs, grad, weights):
-    """First derivatives, and those of their weighted sum."""
+    """First derivatives, and the derivatives of their weighted sum."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     g = grad.to(leaves[0].dtype).requires_grad_()
     first = torch.autograd.grad(function(*leaves), leaves, g, create_graph=True)
@@ -57,7 +57,7 @@ def test_graph_of_a_backward_can_be_made_again_and_left():
     inputs = [x.requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
     out = scaled_attention(*inputs)
     heard = []
-    out.register_hook(lambda g: heard.append(g.shape))  # the caller's hooks are theirs alone
+    out.register_hook(lambda g: heard.append(g.shape))  # only the caller's own passes call it
     plain = torch.autograd.grad(out.sin().sum(), inputs, retain_graph=True)
     assert all(not g.requires_grad for g in plain)
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_hessian_of_a_small_input():
 @pytest.mark.parametrize("early_stop", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_checkpoint_where_torchs_kernel_serves(dtype, early_stop):
-    """A checkpoint hands its tensors out once: torch's kernel needs them, and so do second derivatives."""
+    """A checkpoint hands out its tensors once: torch's kernel needs them, and so do second derivatives."""
     inputs = [x.to(dtype).requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
     assert scaled_attention(*inputs, return_info=True)[1]["path"] == "sdpa"
 
@@ -109,7 +109,7 @@ def test_checkpoint_where_torchs_kernel_serves(dtype, early_stop):
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch):
-    """As on CUDA for head sizes that are no multiple of 8: the kernel's node is behind a slice."""
+    """As on CUDA for head sizes that are not multiples of 8: a slice hides the kernel's node."""
     plain = torch.nn.functional.scaled_dot_product_attention
     called = []
 
@@ -136,7 +136,7 @@ def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch)
 
 
 def test_checkpoint_lets_go_of_its_tensors():
-    """What is kept in case of a second derivative must not outlive a first."""
+    """What is kept for a possible second derivative must not outlive a first one."""
     q, k, v = problem(1, 2, 2, 4, 5, 4, 4)
     alive = []
 

@@ -1,4 +1,4 @@
-"""Attention by tensor cores, on the CPU emulation: against float64, in all that a call can ask for."""
+"""Attention on tensor cores, on the CPU emulation: against float64, for all that a call can request."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_masks_and_queries_that_see_nothing(of, dim, device):
 
 
 def test_biases_that_hide(device):
-    """One of -1e37 or less does as a mask does; infinities are no number's neighbours."""
+    """A bias of -1e37 or less acts as a mask; infinities do not affect their neighbours."""
     tensors = cases.problem(1, 1, 1, 70, 70, 64, 64)
     mask = torch.rand(1, 1, 70, 70) > 0.5
     mask[..., 7, :] = False
@@ -68,7 +68,7 @@ def test_biases_that_hide(device):
 
 
 def test_large_scores(device):
-    """Softmax is by the largest, and what is far below is gone."""
+    """Softmax subtracts the largest, so what is far below vanishes."""
     tensors = cases.problem(1, 2, 2, 70, 70, 64, 64)
     tensors[0] *= 40
     cases.compare(tensors)
@@ -76,7 +76,7 @@ def test_large_scores(device):
 
 @pytest.mark.parametrize("dim", [60, 128])
 def test_rows_that_lie_oddly(dim, device):
-    """No 16-byte copy takes them; a bias without neighbours side by side is read one by one."""
+    """No 16-byte copy takes them; a bias without contiguous neighbours is read one by one."""
     tensors = cases.problem(1, 2, 1, 70, 70, dim, dim, (1, 2, 70, 70))
     grad = torch.randn(1, 2, 70, dim)
     odd = [
@@ -94,7 +94,7 @@ def test_rows_that_lie_oddly(dim, device):
 
 
 def test_the_same_bit_for_bit(device):
-    """Blocks and warps take turns in another order each time."""
+    """Blocks and warps take turns in a different order each time."""
     for bias in ((1, 2, 70, 90), (70, 90), (1, 1, 1, 90)):
         tensors = cases.problem(1, 2, 1, 70, 90, 40, 40, bias)
         grad = torch.randn(1, 2, 70, 40)
@@ -103,7 +103,7 @@ def test_the_same_bit_for_bit(device):
 
 @pytest.mark.parametrize("dim", [40, 96])
 def test_dropout(dim, device, monkeypatch):
-    """The coin is the C kernels'."""
+    """The random bits are those of the C kernels."""
     tensors = cases.problem(2, 2, 1, 70, 66, dim, dim, (70, 66))
 
     def function(*args):
@@ -124,7 +124,7 @@ def test_not_a_number_and_infinity_are_not_lost(device):
 
 
 def test_where_the_plain_kernels_serve(device, emulator):
-    """Large heads, and cards with less shared memory; their answers differ in the last bits."""
+    """Large heads, and cards with less shared memory; the last bits of the results differ."""
     calls = ctypes.CDLL(str(emulator))
     large = cases.problem(1, 1, 1, 20, 20, 129, 4)
     small = cases.problem(1, 1, 1, 20, 20, 128, 4)

@@ -83,7 +83,7 @@ def test_many_samples_and_few_t_are_cut(shape, device, monkeypatch):
 
 @pytest.mark.parametrize("dim", [5, 64])
 def test_blocks_that_walk(dim, device, emulator, monkeypatch):
-    """More t than a grid's second index counts."""
+    """More t than a grid's second index can count."""
     value, loc, scale, weights = spherical_cases.problem(70, 130, 3, dim)
     calls = ctypes.CDLL(str(emulator))
     calls.emu_limit_y(1)
@@ -107,7 +107,7 @@ def test_which_problems_are_cut():
     assert numbers(1025, 3, 1, d_scale=View(1, 0, 0)) == 9 * 3
     assert numbers(100_000, 3, 1, **wanted) == 261 * 3 * 11
     assert numbers(896, 3, 1, **wanted) == numbers(1025, 3, 3, **wanted) == 0  # fewer launches
-    assert numbers(100_000, 96 * 128, 1, **wanted) == 0  # blocks enough
+    assert numbers(100_000, 96 * 128, 1, **wanted) == 0  # enough blocks
     assert numbers(1025, 3, 1, d_value=View(1, 0, 0)) == 0
 
 
@@ -134,7 +134,7 @@ def test_half_precision_is_computed_in_float32(dtype, device, monkeypatch):
 
 @pytest.mark.parametrize("n", [5, 40])
 def test_power_spherical_corners(n, device):
-    """Of few pairs, and of a tile."""
+    """With few pairs, and in a tile."""
     loc = torch.zeros(5, 6)
     loc[:, 1] = 1
     value = torch.zeros(n, 1, 6)
@@ -156,7 +156,7 @@ def test_power_spherical_corners(n, device):
 
 @pytest.mark.parametrize(
     "shape",
-    # one part of keys, several, too many for one block to put together; the last of each have rows of whole fours
+    # one part of keys, several, too many for one block to combine; the last of each have rows of multiples of four
     [
         (1, 1, 1, 1, 1),
         (2, 210, 3, 5, 6),
@@ -186,7 +186,7 @@ def test_additive(shape, device, monkeypatch):
 
 @pytest.mark.parametrize("wide", range(3), ids=["none", "keys", "values"])
 def test_additive_wherever_rows_begin(wide, device, monkeypatch):
-    """Four numbers are loaded at once only where all rows allow it."""
+    """Four numbers are loaded at once only if all rows allow it."""
     query, keys, values, v = additive_cases.problem(2, 3, 19, 140, 36)
 
     def gaps(x, is_wide):
@@ -205,7 +205,7 @@ def test_additive_wherever_rows_begin(wide, device, monkeypatch):
 
 @pytest.mark.parametrize("n_s", [20, 150])
 def test_additive_whatever_the_workspace_holds(n_s, device, monkeypatch):
-    """The tickets of its parts among it, which nobody clears; and whichever block comes last."""
+    """Including the tickets of its parts, which nobody clears, whichever block comes last."""
     tensors = additive_cases.problem(3, 2, n_s, 40, 24)
     launch, fills, found = _cuda.launch, [0, None, 0xFF, None, 0x55, 0x80, 0], []
 
@@ -265,14 +265,14 @@ def test_additive_in_a_sequence(shape, device, monkeypatch):
 
 
 def test_queries_by_the_million(emulator):
-    """Three times 128 columns for each are more than 32 bits count: what lies before the gradient was written."""
+    """Three times 128 columns for each are more than 32 bits count: the write went before the gradient."""
     n, grad, probs = 6_000_000, torch.ones(4), torch.zeros(6_000_000)
     d_values, room = torch.zeros(1, 1, 4), torch.empty(n)
     probs[0], probs[-1] = 0.25, 0.5
     args = AdditiveArgs(n_b=1, n_q=n, n_s=1, n_h=4, n_e=4, probs=probs.data_ptr())
     args.values, args.grad = View(d_values.data_ptr(), 4, 4), View(grad.data_ptr(), 0, 0)
     args.d_values, args.workspace = View(d_values.data_ptr(), 4, 4), room.data_ptr()
-    # by the one thread that has these columns, of the first query's warp: others would take half a minute
+    # only the thread of the first query's warp that has these columns: others would take half a minute
     Driver(emulator).launch("pya_additive_backward_values", args, threads=1)
     assert d_values.flatten().tolist() == [0.75] * 4
 
@@ -308,13 +308,13 @@ def test_attention_masks_and_dropout(device, monkeypatch):
 
 
 def test_other_devices_are_refused():
-    """Their pointers are no addresses of the host."""
+    """Their pointers are not host addresses."""
     with pytest.raises(OpError, match="CPU and CUDA tensors; move the inputs, got xpu:0"):
         _cuda.on_device(SimpleNamespace(is_cuda=False, is_cpu=False, device="xpu:0"))
 
 
 def test_dropout_is_not_captured(monkeypatch):
-    """A graph's replays would all drop the same; asked of the tensors' device, once of the current one."""
+    """All replays of a graph would drop the same.  Ask the tensors' device; once, the current one was asked."""
     current = [0]
 
     @contextlib.contextmanager
@@ -332,7 +332,7 @@ def test_dropout_is_not_captured(monkeypatch):
 
 
 def test_nan_stays_in_gradients(device):
-    """They tell a loss scaler that the step is to be left out."""
+    """They tell a loss scaler to skip the step."""
     for n, dim in ((6, 5), (12, 5), (12, 64)):
         value, loc, scale, weights = spherical_cases.problem(n, 4, 1, dim)
         value[2, 0, 1] = torch.nan
@@ -371,7 +371,7 @@ def test_no_dimension_ends_at_65535_blocks(device, emulator):
         four = leaf.expand(n, 1, 1, 1)
         launched(scaled_attention(four, four, four, bias=four, path="kernel"))
         assert calls.emu_blocks(0) >= n
-        # they ask for no gradient, which would be 2.3 GB
+        # they request no gradient, which would take 2.3 GB
         samples, one, loc = torch.zeros(64).expand(n * 128, 64), torch.ones(1), leaf.expand(1, 64)
         launched(power_spherical_log_prob(samples, loc, one))
         launched(power_spherical_mixture_log_prob(samples, loc, one, one))
@@ -381,7 +381,7 @@ def test_no_dimension_ends_at_65535_blocks(device, emulator):
 
 
 def test_launch_from_any_thread_and_context(device):
-    """A new thread has no context; whatever a thread has is still there afterwards."""
+    """A new thread has no context; the context that a thread has is still there afterwards."""
     x = torch.randn(4, 8)
     right = power_spherical_log_prob(x, x, torch.ones(4))
     found = []

@@ -1,4 +1,4 @@
-"""Machine code of the CUDA kernels: how it is compiled, by NVRTC or nvcc, kept, found again and loaded."""
+"""Machine code of the CUDA kernels: how NVRTC or nvcc compile it, and how it is kept, found again and loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_familys_kernels_are_not_loaded_during_a_capture(monkeypatch):
-    """Each family's on its own."""
+    """Each family's separately."""
     monkeypatch.setattr(_cuda, "is_captured", lambda device: True)
     for family in _cuda.FAMILIES:
         with pytest.raises(OpError, match="call the op once on device 5 before"):
@@ -40,7 +40,7 @@ def test_cache_is_private_and_checked(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert _cuda.read_cached(path) is None
     _cuda.write_cached(path, b"again")
-    other = path.with_name("other.cubin")  # another source's or architecture's
+    other = path.with_name("other.cubin")  # of another source or architecture
     other.write_bytes(path.read_bytes())
     other.chmod(0o600)
     assert _cuda.read_cached(other) is None
@@ -56,7 +56,7 @@ def test_cache_is_private_and_checked(tmp_path):
 def test_without_a_home_the_kernels_are_kept_among_temporary_files(
     tmp_path, monkeypatch, capfd, home
 ):
-    """As for a container's nameless user.  They are compiled once, and that is said."""
+    """As for a container's nameless user.  They are compiled once, which is reported."""
     (tmp_path / "ops.cu").write_bytes(b"text")
     monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"compiled")
@@ -84,7 +84,7 @@ def test_without_a_home_the_kernels_are_kept_among_temporary_files(
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: pytest.fail("the cache was not used"))
     assert next(_cuda.images_for((9, 0), "additive")) == b"compiled"
     assert capfd.readouterr().err == ""
-    # Where somebody else was there first, nothing is kept.
+    # If another user was there first, nothing is kept.
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"again")
     kept.chmod(0o777)
     assert next(_cuda.images_for((9, 0), "additive")) == b"again"
@@ -130,7 +130,7 @@ def test_what_the_driver_refuses_is_compiled_again(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("cuda", "major"), [("12.8", "12"), ("13.2", "13")])
 def test_nvrtc_is_of_torchs_own_cuda(tmp_path, monkeypatch, cuda, major):
-    """A driver that runs this torch may refuse what a newer compiler makes, and its cache keeps the two apart."""
+    """A driver that runs this torch may refuse the output of a newer compiler; the cache keeps the two apart."""
     for name in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
@@ -150,7 +150,7 @@ def test_nvrtc_is_of_torchs_own_cuda(tmp_path, monkeypatch, cuda, major):
 
 
 def test_nvrtc_finds_its_other_half(tmp_path, monkeypatch):
-    """It asks for that by name alone, so that must be open before; but never what lies in the current folder."""
+    """It asks for that by name alone, so that must be open before, but never a file in the current folder."""
     folder = tmp_path / "cu13" / "lib"
     folder.mkdir(parents=True)
     halves = [str(folder / name) for name in ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")]
@@ -169,7 +169,7 @@ def test_nvrtc_finds_its_other_half(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """The kernels as one text, where there is something that compiles it."""
+    """The kernels as one text, if there is a compiler for it."""
     try:
         _cuda._nvrtc()
     except OpError:
@@ -179,28 +179,26 @@ def text(tmp_path_factory):
     return (out / "ops.cu").read_bytes()
 
 
-SPILLED_BYTES = 32  # of a kernel, the most: nvcc 13.0 for 10.0 (28 for 8.0, 20 for 9.0)
-SPILLED_BY_NVRTC = (
-    52  # 13.0 for 8.0 (24 for 9.0): addresses that are made once and read once a tile, by its SASS
-)
+SPILLED_BYTES = 32  # the most for a kernel: nvcc 13.0 for 10.0 (28 for 8.0, 20 for 9.0)
+SPILLED_BY_NVRTC = 52  # 13.0 for 8.0 (24 for 9.0): addresses that are computed once and read once a tile, by its SASS
 
 
 def require_few_spills(log: str, n_kernels: int, most: int = SPILLED_BYTES) -> None:
-    """By what ptxas -v says of each kernel."""
+    """From what ptxas -v says of each kernel."""
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert len(spilled) >= n_kernels, log[-3000:]
     assert max(int(n) for pair in spilled for n in pair) <= most, log[-3000:]
 
 
 def count_kernels(text: bytes, arch: str, family: str = "") -> int:
-    """The tensor-core kernels exist where they pay: not on the 12.x cards, nor before 8.0."""
+    """The tensor-core kernels exist where they pay: not on cards of 12.x, nor before 8.0."""
     assert len(_cuda.kernel_names(text)) == text.count(b'extern "C" __global__')
     kernels = _cuda.kernel_names(text, family)
     return sum(arch in {"80", "90", "100"} or not name.endswith(b"_tensor") for name in kernels)
 
 
 def compiled_by_nvrtc(text: bytes, arch: str) -> bytes:
-    """Of one text as of all of its families: what is counted are those that are not left out."""
+    """The same in one text as in all of its families: those that are not left out count."""
     image, log = _cuda.compile_with_log(text, arch, "--ptxas-options=-v")
     assert "warning" not in log, log
     left_out = [f for f in _cuda.FAMILIES if f"#define PYA_WITHOUT_{f}\n".encode() in text]
@@ -226,7 +224,7 @@ def test_nvrtc_image_is_found_again(family, text, tmp_path, monkeypatch):
     assert next(_cuda.images_for((9, 0), family)) == b"built"
 
 
-# The last test has nvcc do all that it knows, and the one before did 9.0 by NVRTC.
+# The last test has nvcc do everything that it can, and the one before did 9.0 with NVRTC.
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_120"])
 def test_nvrtc_compiles_without_warnings_and_hardly_spills(arch, text):
@@ -239,7 +237,7 @@ def test_nvrtc_compiles_without_warnings_and_hardly_spills(arch, text):
 
 @pytest.mark.slow
 def test_tensor_core_kernels_hardly_spill_on_blackwell(text):
-    """They alone: NVRTC takes minutes for all."""
+    """Only these: NVRTC takes minutes for all."""
     if nvcc_knows("sm_100"):
         pytest.skip("nvcc is here and does this one")
     if not nvrtc_knows(100):
@@ -285,7 +283,7 @@ def test_a_build_stops_at_no_warning(tmp_path):
 
 
 def test_a_build_has_the_generations_that_nvcc_knows(tmp_path):
-    """Cards of 12.x ran the tensor-core kernels of 9.0, whose text a driver makes code for any later card from."""
+    """Cards of 12.x ran the tensor-core kernels of 9.0: a driver compiles their text for any later card."""
     text = what_make_would_run(tmp_path, 70, 75, 80, 86, 89, 90, 100, 103, 120)
     assert re.findall(r"code=(\w+)", text) == [
         *(f"sm_{n}" for n in (75, 80, 86, 89, 90, 100, 120)),

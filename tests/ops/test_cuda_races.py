@@ -1,6 +1,6 @@
 """No thread of a CUDA kernel uses what another writes without a barrier in between, nor a block what another writes.
 
-By the emulation, which sees each read and write of shared and global memory there.
+Tested on the emulation, which sees each read and write of shared and global memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def racing(tmp_path_factory):
 
 @pytest.fixture
 def no_races(racing):
-    """The emulation's library; a test with it fails where any are found."""
+    """The emulation's library; a test that uses it fails if races are found."""
     built, library = racing
     library.emu_races()
     with emulation.launching(built):
@@ -44,7 +44,7 @@ def no_races(racing):
 
 @contextmanager
 def without_tensor_cores(library):
-    """Where the room they want is not to be had, the kernels of plain fp32 serve."""
+    """If the shared memory that they need is not available, the kernels of plain fp32 serve."""
     library.emu_limit_shared(48 << 10)
     yield
     library.emu_limit_shared(227 << 10)
@@ -71,7 +71,7 @@ def test_a_forgotten_barrier_is_found(racing):
     ids=str,
 )
 def test_power_spherical(shape, no_races):
-    """A warp a t, a block a t, tiles without and with tensor cores; cosines too coarse among them."""
+    """A warp a t, a block a t, tiles with and without tensor cores; with cosines that are too coarse."""
     value, loc, scale, weights = spherical_cases.problem(*shape)
     value[0], loc[-1] = -loc[0], 5 * loc[-1]
     both_ways(spherical_cases.log_prob, (value, loc, scale))
@@ -83,7 +83,7 @@ def test_samples_in_chunks(no_races):
 
 
 def test_a_block_with_all_gradients_of_its_tiles(racing, no_races):
-    """As with many t, each of several tiles."""
+    """As with many t, each with several tiles."""
     n, dim = BIG + 5, 64
     value, loc, scale, _ = (x.squeeze(1) for x in spherical_cases.problem(n, n, 1, dim))
     grad, room = torch.randn(n, n), torch.empty(2 * n * dim + n)
@@ -102,7 +102,7 @@ def test_a_block_with_all_gradients_of_its_tiles(racing, no_races):
     ids=["few", "parts", "many"],
 )
 def test_additive(shape, no_races):
-    """A part of the keys, several that the last block puts together, more than it takes."""
+    """One part of the keys, several that the last block combines, and more than it takes."""
     query, keys, values, v = additive_cases.problem(*shape)
     both_ways(lambda *a: additive_attention(*a, return_weights=True), (query, keys, values, v))
 
@@ -120,7 +120,7 @@ def test_additive(shape, no_races):
     ids=["small heads", "large heads"],
 )
 def test_attention(shape, causal, no_races):
-    """With a bias of each score, and one that is shared; on tensor cores and by the kernels of plain fp32."""
+    """With a bias for each score, and with a shared one; on tensor cores and with the kernels of plain fp32."""
     tensors = attention_cases.problem(*shape)
 
     def function(*args):

@@ -35,7 +35,7 @@ class Driver:
         assert self.library.cuLaunchKernel(function, *shape, None, arguments, None) == 0
 
     def product(self, name, a, b, shape=(BIG, BIG), dim=None):
-        """What a kernel of the tests makes of two matrices."""
+        """What one of the tests' kernels makes of two matrices."""
         out = torch.full(shape, torch.nan)
         args = PowerSphericalArgs(
             n_l=a.shape[0],
@@ -56,14 +56,14 @@ def driver(emulator):
 
 
 def test_a_forgotten_barrier_shows(driver):
-    """Warps take turns in an order that changes, and what a block did not write is no number."""
+    """Warps take turns in a varying order, and what a block did not write is NaN."""
     out = driver.product("test_forgotten_barrier", torch.zeros(1, 1), torch.zeros(1, 1), (2, 256))
     assert out[0].isnan().any() and not out[0].isnan().all()
     assert out[1].unique().tolist() == [0, 1]
 
 
 def tf32(x):
-    """Cut off to 11 significant bits."""
+    """Truncated to 11 significant bits."""
     return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
@@ -169,7 +169,7 @@ def test_not_a_number_and_infinity_are_not_lost(driver):
 
 
 def cosines(dim, kind):
-    """Samples and locations of 128 each, unit vectors as a caller would have them."""
+    """128 samples and 128 locations, unit vectors as a caller would have them."""
     value = sphere(BIG, dim)
     loc = sphere(BIG, dim)
     if kind == "mode":
@@ -190,11 +190,11 @@ KINDS = ["random", "mode", "near the mode", "near the antipode", "cancelling"]
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_is_that_of_fp32(kind, dim, driver):
-    """The rule of the launcher: from 64 dimensions on, the three products are as good as fp32."""
+    """The launcher's rule: from 64 dimensions on, the three products are as good as fp32."""
     value, loc = cosines(dim, kind)
     exact = value.double() @ loc.double().T
     near = kind in {"mode", "near the mode", "near the antipode"}
-    pick = torch.diagonal if near else torch.flatten  # the pairs that are meant
+    pick = torch.diagonal if near else torch.flatten  # the intended pairs
     error = [
         float((pick(driver.product(name, value, loc)) - pick(exact)).square().mean().sqrt())
         for name in ("test_pairs", "test_big")
@@ -204,7 +204,7 @@ def test_error_is_that_of_fp32(kind, dim, driver):
 
 @pytest.mark.parametrize("dim", [1024, 4096])
 def test_cosines_of_many_dimensions_keep_their_low_digits(dim, driver):
-    """Near 0, of which sums over samples are made that cancel: once 2.2e-8 and 4.1e-8, and an error of 3.4e-6."""
+    """Near 0, where sums over samples cancel: once 2.2e-8 and 4.1e-8, and an error of 3.4e-6."""
     value, loc = cosines(dim, "random")
     wrong = driver.product("test_pairs", value, loc) - value.double() @ loc.double().T
     assert float(wrong.square().mean().sqrt()) < 2**-26
@@ -215,7 +215,7 @@ PLAIN = {"pya_ps_forward": 1, "pya_ps_backward_loc": 2, "pya_ps_backward_value":
 
 
 def log_prob_and_gradients(driver, kernels, value, loc, scale, grad):
-    """Of one t."""
+    """With one t."""
     n_l, n_m, dim = len(value), len(loc), value.shape[1]
     found = [torch.full_like(x, torch.nan) for x in (grad, value, loc, scale)]
     args = PowerSphericalArgs(n_l=n_l, n_m=n_m, n_t=1, dim=dim)
@@ -232,7 +232,7 @@ def log_prob_and_gradients(driver, kernels, value, loc, scale, grad):
 
 
 def test_weights_of_every_size_keep_their_digits(driver):
-    """Samples and components whose gradients are far apart, in one tile."""
+    """Samples and components with very different gradients, in one tile."""
     value, loc, scale = sphere(100, 64), sphere(90, 64), torch.rand(90) * 50
     grad = torch.randn(100, 90) * 10.0 ** torch.randint(-30, 10, (100, 1))
     grad *= 10.0 ** -(torch.arange(90) % 7)
@@ -245,7 +245,7 @@ def test_weights_of_every_size_keep_their_digits(driver):
 @pytest.mark.parametrize("large", [5.0, 1e5, 1e30])
 @pytest.mark.parametrize("of_loc", [False, True])
 def test_numbers_that_have_no_halves(large, of_loc, driver):
-    """No unit vectors: what is infinite in half precision is made again another way, as in fp32."""
+    """No unit vectors: what is infinite in half precision is computed again another way, as in fp32."""
     value, loc, scale, grad = sphere(70, 64), sphere(64, 64), torch.rand(64), torch.randn(70, 64)
     scale[9] = 0  # uniform
     (loc if of_loc else value)[7] = large * torch.randn(64).sign()
@@ -258,7 +258,7 @@ def test_numbers_that_have_no_halves(large, of_loc, driver):
 
 
 def test_backward_of_many_tiles(driver):
-    """Several tiles of both kinds in one block, and the same in blocks of their own, bit by bit."""
+    """Several tiles of both kinds in one block, and the same in separate blocks, bit for bit."""
     n_l, n_m, dim = 130, 140, 64
     value, loc = sphere(n_l, dim), sphere(n_m, dim)
     scale, grad = torch.rand(n_m) * 50, torch.randn(n_l, n_m)

@@ -53,7 +53,7 @@ def test_gradient_of_samples_matches_the_gradient_of_the_mean():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("dim", [2, 3, 10, 64])
 def test_gradients_of_samples_around_a_large_concentration(dim, dtype):
-    """What is off the mode goes with 1 / kappa. Of torch's Beta, 0, twice that, or NaN in float32."""
+    """The distance from the mode scales with 1 / kappa.  torch's Beta returned 0, twice that, or NaN in float32."""
     kappa = torch.tensor([1e5, 1e7, 1e10], dtype=dtype).repeat(500).requires_grad_()
     p = PowerSpherical(torch.eye(dim, dtype=dtype)[0], kappa)
     across = p.rsample()[:, 1:].square().sum(-1)
@@ -79,7 +79,7 @@ def test_entropy_and_kl():
 @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e7, 1e10, 1e30])
 @pytest.mark.parametrize("dim", [2, 5, 300])
 def test_moments_and_entropy_keep_their_digits(kappa, dim):
-    """The variance across loc was once a difference that could be negative, the entropy one of two lgammas."""
+    """The variance across loc was once a difference that could be negative, and the entropy one of two lgammas."""
     with mpmath.workdps(60):
         k, beta = mpmath.mpf(kappa), mpmath.mpf(dim - 1) / 2
         h = (
@@ -186,9 +186,9 @@ def test_wrong_parameters_and_values_are_refused():
 
 @pytest.mark.filterwarnings("ignore")
 def test_samples_compile_whatever_the_size():
-    """Torch's own draw had no fake form for sizes that are not numbers, as from the second batch size on.
+    """Torch's own draw had no fake form for symbolic sizes, as from the second batch size on.
 
-    On torch up to 2.11 the second sample was as far from loc as the first.
+    Up to torch 2.11 the second sample was as far from loc as the first.
     """
 
     def draw_twice(loc, scale):
@@ -223,7 +223,7 @@ def test_fake_forms_of_draws():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_samples_under_transforms():
-    """Reverse mode, forward mode and plain autograd say the same of the same draw; what there is not says so."""
+    """Reverse mode, forward mode and plain autograd agree on the same draw; what does not exist raises."""
     inputs = torch.tensor([1.0, 5.0, 3e4], dtype=torch.float64), sphere(3, 4, dtype=torch.float64)
     weights = torch.randn(5, 3, 4, dtype=torch.float64)
     along = tuple(torch.randn_like(x) for x in inputs)
@@ -246,7 +246,7 @@ def test_samples_under_transforms():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_forward_mode_within_forward_mode_of_samples():
-    """By scale and scale it gave numbers in which the outer derivative was missing; by scale and loc it is right."""
+    """By scale and scale it returned numbers without the outer derivative; by scale and loc it is right."""
     scale, loc = torch.tensor([1.0, 5.0], dtype=torch.float64), sphere(2, 4, dtype=torch.float64)
     jvp = torch.func.jvp
 
@@ -280,7 +280,7 @@ def test_forward_mode_within_forward_mode_of_samples():
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_samples_under_vmap():
-    """Each gradient is that of its own draw: what is off the mode goes with 1 / kappa."""
+    """Each gradient belongs to its own draw: the distance from the mode scales with 1 / kappa."""
     loc, kappa = torch.eye(6, dtype=torch.float64)[0], torch.full((40,), 1e5, dtype=torch.float64)
 
     def across(kappa):

@@ -1,4 +1,4 @@
-"""torch's FlopCounterMode over the ops: as many as over the same in plain torch, and what a backward makes again."""
+"""torch's FlopCounterMode over the ops: the same count as in plain torch, plus what a backward computes again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def attention(q, k, v):
     return scaled_attention(q, k, v, path="kernel", scale=0.3)
 
 
-# ours, the same with products that torch counts, inputs, what the backward makes again
+# ours, the same with products that torch counts, inputs, what the backward computes again
 CASES = {
     "attention": (
         attention,
@@ -105,7 +105,7 @@ def test_values_without_gradient():
 
 
 def test_a_counter_made_before_sees_a_transformed_call():
-    """Whose way to the registered op is another."""
+    """They reach the registered op in another way."""
     program = """
 import pyalloc.ops
 import torch

@@ -7,7 +7,7 @@ import pytest
 from .fuzz_ops import run_case
 
 N_CASES = 48
-FIRST = 7_000_000  # other numbers than a long run takes
+FIRST = 7_000_000  # not the numbers that a long run takes
 
 
 @pytest.mark.parametrize("part", range(4))

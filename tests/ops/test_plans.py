@@ -1,4 +1,4 @@
-"""What is found out of a call once serves all calls alike: no others, and not where someone looks at them."""
+"""What is found out once about a call serves all calls like it, but no others, and not if someone observes them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_key_is_of_all_but_the_numbers():
 
 @has_keys
 def test_no_key():
-    """Where something else than a dense tensor's own memory is to be read."""
+    """If something other than a dense tensor's own memory is read."""
     x = torch.zeros(2, 3)
     assert key(x) is not None
     negative = torch._neg_view(x)
@@ -52,7 +52,7 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctype
 
 
 def test_call():
-    """Pointers of tensors, and numbers, go to their places, the rest is as it was given."""
+    """Pointers of tensors, and numbers, go to their places; the rest stays as it was given."""
     seen = []
 
     @FUNCTION
@@ -111,7 +111,7 @@ def test_who_looks_at_a_call_sees_it_though_it_is_known(name):
     with torch.autograd.forward_ad.dual_level():
         dual = op(torch.autograd.forward_ad.make_dual(inputs[0], tangent), *inputs[1:])
         assert torch.autograd.forward_ad.unpack_dual(dual).tangent is not None
-    # autocast gives halves' log-probabilities and contexts in float32, and attention of float32 in halves
+    # for half inputs, autocast gives log-probabilities and contexts in float32; attention of float32 inputs in half
     given = inputs if name == "attention" else [x.bfloat16() for x in inputs]
     cold = op(*given)
     with torch.autocast("cpu", torch.bfloat16):
@@ -122,7 +122,7 @@ def test_who_looks_at_a_call_sees_it_though_it_is_known(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_the_same_without_keys(name, monkeypatch):
-    """As of a torch without DLPack's table of functions."""
+    """As with a torch that lacks DLPack's table of functions."""
     op, make = OPS[name]
     inputs = make()
     right = op(*inputs)
@@ -166,7 +166,7 @@ def test_options_are_part_of_what_is_known():
 
 
 def test_what_is_made_lies_on_the_tensors_own_device(monkeypatch):
-    """torch's quick way makes tensors on the current device, whichever that is when it is called."""
+    """torch's quick way makes tensors on the current device of the call."""
     current = [0]
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
     monkeypatch.setattr(_plans, "_empty_cuda", lambda *_: "on the current device")

@@ -100,14 +100,14 @@ def test_any_shape_agrees_with_double_precision(batch, dim, kappa, seed):
     inputs = problem(*batch, dim, kappa)
     value, loc, scale, weights = (x.double() for x in inputs)
     u = torch.einsum("ltd,mtd->lmt", value, loc)
-    # A float32 cosine is known to dim roundings: what is right lies between these two. At the
-    # antipode the lower one is -inf, and there nothing sharper can be asked for.
+    # A float32 cosine is known up to dim roundings, so the right value lies between these two.  At the antipode the
+    # lower one is -inf, and there nothing sharper can be required.
     low, high = (textbook_from_cosine(u + sign * dim * 2**-23, scale, dim) for sign in (-1, 1))
     ours, mixed = log_prob(*inputs[:3]), mixture(*inputs)
     assert between(ours, low, high, kappa)
     assert between(mixed, *(torch.logsumexp(x + weights, 1) for x in (low, high)), kappa)
-    # Elsewhere, the project's bar. One result may be near zero by chance: errors are measured against
-    # the terms it is made of and its derivative by the cosine.
+    # Elsewhere, the project's bar.  A single result may be near zero by chance, so errors are measured against the
+    # terms that it is made of and its derivative by the cosine.
     far = 1 + u > 1e-3
     exact, torchs = pairwise(value, loc, scale), pairwise(*inputs[:3])
     terms = max(1, float((exact.abs() + kappa + 1 + scale / (1 + u))[far].norm()))
@@ -146,7 +146,7 @@ def test_gradients_keep_their_digits_from_no_to_large_kappa(dim, kappa, isa):
 
 
 def test_near_the_mode_each_component_is_judged_by_its_own_kappa(isa):
-    """Beyond a vector of components with a small one, and where there is one component alone."""
+    """More components than a vector has, with a small one among them; and one component alone."""
     loc = sphere(40, 64)
     kappa = torch.ones(40).index_fill(0, torch.arange(16, 40), 1e6)
     unit = torch.nn.functional.normalize
@@ -193,7 +193,7 @@ def test_antipode_is_minus_infinity_or_uniform(isa):
     ids=str,
 )
 def test_result_is_contiguous_unless_tiles_are_written(value, loc):
-    """Samples or components alone keep the order of the caller's dimensions."""
+    """Samples alone or components alone keep the order of the caller's dimensions."""
     out = power_spherical_log_prob(torch.randn(*value, 4), torch.randn(*loc, 4), torch.ones(loc))
     assert out.is_contiguous()
 
@@ -222,14 +222,14 @@ def test_nan_stays(isa):
     bad = torch.isnan(ours)
     assert bad[3, :, 1].all() and bad[:, 5, 0].all() and bad.sum() == 20 + 20
     assert torch.isnan(mixture(value, loc, scale, weights)).sum() == 1 + 20
-    scale[:] = 0  # once the uniform distribution answered for a NaN sample too
+    scale[:] = 0  # once the uniform distribution was returned for a NaN sample too
     assert torch.isnan(log_prob(value, loc, scale)).sum() == 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dim", [5, 33])
 def test_scale_below_any_concentration_gives_nan(dim, dtype, isa):
-    """Once a loop went up from there in steps of 1, and from -1e30 for ever: a thread of its own may hang."""
+    """Once, a loop went up from there in steps of 1, and from -1e30 for ever: a thread of its own may hang."""
     value = sphere(3, 4, dim, dtype=dtype).requires_grad_()
     scale = torch.tensor([-1e30, -1e9, -dim / 2], dtype=dtype)[:, None].expand(3, 4)
     found = []
@@ -247,7 +247,7 @@ def test_scale_below_any_concentration_gives_nan(dim, dtype, isa):
 
 
 def test_gradients_in_float64_near_the_antipode():
-    """Once 1 + u was held above the rounding of float32 there as well."""
+    """Once, 1 + u was kept above the rounding of float32 there as well."""
     angle = torch.tensor([1e-3, 1e-5, 1e-6], dtype=torch.float64)
     value = torch.stack([-angle.cos(), angle.sin()], -1).requires_grad_()
     loc = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -325,7 +325,7 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("op", ["log_prob", "mixture"])
 def test_gradients_are_not_copied_on_their_way_back(op):
-    """Once an index [0] made zeros of the size of loc and copied its gradient there."""
+    """Once, an index [0] made zeros of the size of loc and copied its gradient there."""
     function, inputs = {"log_prob": (log_prob, 3), "mixture": (mixture, 4)}[op]
     leaves = [x.requires_grad_() for x in problem(5, 3, 7, 40)][:inputs]
     out = function(*leaves)
@@ -425,7 +425,7 @@ def test_errors_name_argument_expected_and_given():
 
 
 def test_pairwise_result_needs_no_product():
-    """T = 2048 at L = M = 128, D = 128 would be 16 GiB as a product, 128 MiB as log-probabilities."""
+    """T = 2048 with L = M = 128, D = 128 would take 16 GiB as a product; the log-probabilities take 128 MiB."""
     value, loc, scale, weights = problem(128, 128, 2048, 128)
     forget_peak()
     before = peak_kib()

@@ -67,7 +67,7 @@ OPS = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_shapes_without_data(name):
-    """On the device "meta", on which models are laid out before they have memory."""
+    """On the device "meta", where models are laid out before they have memory."""
     op, make = OPS[name]
     inputs = make()
     assert op(*(x.to("meta") for x in inputs)).shape == op(*inputs).shape
@@ -187,7 +187,7 @@ def test_autocast(name):
 )  # torch.jit is deprecated, and warns of shapes that become constants
 @pytest.mark.parametrize("name", OPS)
 def test_jit_trace_agrees(name):
-    """A tracer that does not see the op keeps the memory of its result, without what is in it."""
+    """A tracer that does not see the op keeps the memory of its result, without its contents."""
     function, make = OPS[name]
     traced = torch.jit.trace(lambda *args: function(*args), make(), check_trace=False)
     other = make()
@@ -196,7 +196,7 @@ def test_jit_trace_agrees(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_traces_before_dispatch(name):
-    """As an exporter does for training; its mode is on another stack than all others are."""
+    """As an exporter does for training; its mode is on a different stack than all others."""
     function, make = OPS[name]
     traced = make_fx(lambda *args: function(*args), pre_dispatch=True)(*make())
     other = make()
@@ -205,7 +205,7 @@ def test_traces_before_dispatch(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_numbers_whose_sign_torch_keeps_aside(name):
-    """As of the imaginary part of a conjugate, among inputs and among gradients."""
+    """Like the imaginary part of a conjugate, among inputs and among gradients."""
     function, make = OPS[name]
     inputs = [x.requires_grad_() for x in make()]
     aside = [torch._neg_view(-x.detach()).requires_grad_() for x in inputs]
@@ -220,7 +220,7 @@ def test_numbers_whose_sign_torch_keeps_aside(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_mode_around_the_backward_alone_sees_the_registered_op(name):
-    """As FakeTensorMode or compiled autograd: the forward went past the dispatcher."""
+    """Like FakeTensorMode or compiled autograd: the forward went past the dispatcher."""
     function, make = OPS[name]
     called = []
 
@@ -257,7 +257,7 @@ def test_a_backward_alone_compiles_in_one_graph(name):
 
 @pytest.fixture
 def declined(monkeypatch):
-    """CPU tensors get what CUDA tensors do that the kernels are not for."""
+    """CPU tensors take the path of CUDA tensors that the kernels do not support."""
     monkeypatch.setattr(_cuda, "declines", lambda x, family: True)
     # No way past the dispatcher, as on CUDA.
     for module in (_attention, _additive, _power_spherical):
@@ -313,7 +313,7 @@ REGISTERED = {
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_plain_torch_gives_the_promised_layout(name, declined):
-    """What the compiler makes of an op trusts the strides that the op's fake form names."""
+    """What the compiler makes of an op relies on the strides that the op's fake form declares."""
     backward, args = REGISTERED[name](*OPS[name.partition(",")[0]][1]())
     real = backward(*args)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -336,7 +336,7 @@ def test_plain_torch_serves_where_the_kernels_decline(name, declined, monkeypatc
     torch.testing.assert_close(run(), right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's nested tensors are a prototype, and warn of it
+@pytest.mark.filterwarnings("ignore")  # torch's nested tensors are a prototype and warn of it
 @pytest.mark.parametrize("name", OPS)
 def test_tensors_without_strides_are_refused(name):
     function, make = OPS[name]
@@ -369,7 +369,7 @@ def test_unknown_instruction_set():
 
 
 def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():
-    """Torch's kernel takes no symbolic truth for its enable_gqa."""
+    """Torch's kernel takes no symbolic boolean for its enable_gqa."""
     q, k, v = torch.randn(1, 4, 5, 8).half(), *torch.randn(2, 1, 2, 6, 8).half()
     torch._dynamo.reset()
     compiled = torch.compile(scaled_attention, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -394,7 +394,7 @@ def test_windows_of_a_sequence_in_half_precision_compile(dynamic):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scale", [0.3, -0.4, [0.3], 2], ids=str)
 def test_a_tensor_as_scale_compiles_in_one_graph(scale):
-    """Its number is not known then, nor whether it is above 0."""
+    """Its value is not known then, nor whether it is above 0."""
     inputs = [*attention()[:3], torch.tensor(scale)]
 
     def function(q, k, v, scale):

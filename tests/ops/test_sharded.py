@@ -18,7 +18,7 @@ N_PROCESSES = 4
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """What the first of the processes says, all having ended well."""
+    """The output of the first process; all must exit with 0."""
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     file = tmp_path_factory.mktemp("sharded") / "meeting"
@@ -42,7 +42,7 @@ def printed(tmp_path_factory):
     return ended[0][0].splitlines()
 
 
-# Where the result lies: what is sharded as the op can use it stays so.
+# The placement of the result: what the op can use as it is sharded stays so.
 PLACES = {
     "batch and heads": "S(0) S(1)",
     "heads and batch": "S(1) S(0)",

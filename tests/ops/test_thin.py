@@ -40,7 +40,7 @@ def test_results_and_gradients(shape, isa):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1300, 5), (3, 2, 300, 24), (1, 10, 160, 40)], ids=str)
 def test_a_pair_does_not_depend_on_its_neighbours(shape, isa):
-    """Whether a neighbour's cosine is too coarse, how many threads there are and where a row begins."""
+    """Whether or not a neighbour's cosine is too coarse, for any number of threads and wherever a row begins."""
     n_l, n_m, n_t, _ = shape
     value, loc, scale, weights = problem(*shape, kappa=1e5)
     value[:, ::7] = -loc[0, ::7]
@@ -67,7 +67,7 @@ def test_a_pair_does_not_depend_on_its_neighbours(shape, isa):
 
 
 def test_shares_of_components_in_many_dimensions(isa):
-    """Normalizers of thousands, rounded by 1e-4, once passed that on to every gradient of a mixture."""
+    """Normalizers in the thousands, rounded by 1e-4, once passed that on to every gradient of a mixture."""
     inputs = problem(2, 9, 40, 1000)
     grad = torch.randn(1, 40, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]])
     mine = results(mixture, inputs, grad)
@@ -78,7 +78,7 @@ def test_shares_of_components_in_many_dimensions(isa):
 
 @pytest.mark.parametrize("dim", [*range(2, 9), 15, 23, 24, 25, 40])
 def test_normalizer_of_many_components(dim, isa):
-    """At the mode the log-probability is the normalizer alone."""
+    """At the mode, the log-probability is the normalizer alone."""
     kappa = torch.cat((torch.zeros(1), torch.logspace(-4, 7, 1500), torch.tensor([1e30, -0.25])))
     loc = torch.eye(dim)[:1].expand(len(kappa), dim)
     out, _, _, slope = results(

@@ -1,4 +1,4 @@
-"""torch.func over the ops: whatever works on plain torch gives the same on ours."""
+"""torch.func over the ops: what works on plain torch returns the same on ours."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OPS = {
 
 
 def everything(f, inputs):
-    """All arguments' numbers."""
+    """The numbers of all arguments."""
     return tuple(range(len(inputs)))
 
 
@@ -226,7 +226,7 @@ def test_as_on_plain_torch(name, transform):
 @pytest.mark.parametrize("transform", ["jacrev", "is_grads_batched", "jacrev(jacrev)"])
 @pytest.mark.parametrize("name", ["additive", "attention", "attention_bias"])
 def test_batch_of_one(name, transform):
-    """What many gradients share has stride 0 in the batch they are folded into."""
+    """What many gradients share has stride 0 in the batch into which they are folded."""
     ours, plain, make = OPS[name]
     inputs = tuple(x[:1].double() if x.dim() > 2 else x.double() for x in make())
     found = TRANSFORMS[transform](ours, inputs)
@@ -243,7 +243,7 @@ def test_gradients_traced_before_dispatch(name):
 
 @pytest.mark.parametrize("name", ["additive", "one step"])
 def test_batched_gradients_of_the_weights_alone(name):
-    """The context has no gradient then, and says nothing of how many there are."""
+    """Then the context has no gradient and does not say how many there are."""
     _, plain, make = OPS[name]
     query, keys, values, v = (x.double() for x in make())
     each = torch.eye(3, dtype=torch.float64).expand(2, 3, 3)
@@ -260,7 +260,7 @@ def test_batched_gradients_of_the_weights_alone(name):
 @pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "hessian"])
 @pytest.mark.parametrize("name", OPS)
 def test_in_single_precision(name, transform):
-    """Where torch's own kernel would serve attention, which has first derivatives only."""
+    """If torch's own kernel would serve attention, which has first derivatives only."""
     ours, plain, make = OPS[name]
     inputs = make()
     found = TRANSFORMS[transform](ours, inputs)
@@ -302,7 +302,7 @@ def test_per_sample_gradients_of_a_shared_bias_and_mask(shape, causal):
 
 
 def test_many_gradients_of_an_expanded_large_bias():
-    """vmap copies what it cannot view; the backward's scores must not be rounded unlike the forward's."""
+    """vmap copies what it cannot view; the backward's scores must be rounded like the forward's."""
     q, k, v = (torch.randn(2, 1, n, 8) for n in (40, 50, 50))
     bias = torch.full((2, 1, 1, 50), -1e6).expand(2, 1, 40, 50)
     out, pull = vjp(lambda *x: scaled_attention(*x, bias, path="kernel"), q, k, v)
@@ -313,7 +313,7 @@ def test_many_gradients_of_an_expanded_large_bias():
 
 
 def test_plain_formulas_hide_what_the_kernels_hide():
-    """The lowest number of a dtype fills masks: in rows of nothing else it is no softmax of equal scores."""
+    """The lowest number of a dtype fills masks: a row of nothing else is no softmax of equal scores."""
     q, k, v = attention()
     bias = torch.zeros(4, 5)
     bias[::2] = bias[:, 1] = torch.finfo(torch.float32).min
@@ -380,7 +380,7 @@ def test_compiles_in_one_graph(name, transform):
 
 @pytest.mark.filterwarnings("ignore")
 def test_sequence_gradients_compile_in_one_graph():
-    """The context was a variable of Python's that torch's compiler does not follow."""
+    """The context was a Python variable that torch's compiler does not follow."""
     inputs = [x.double().requires_grad_() for x in additive()]
 
     def steps(query, keys, values, v):
@@ -398,7 +398,7 @@ def test_sequence_gradients_compile_in_one_graph():
 
 @pytest.mark.parametrize("n", [3, 50])
 def test_scale_of_attention_has_no_tangent(n):
-    """That of a tensor was dropped: the derivative along it was 0."""
+    """The tangent of a tensor was dropped: the derivative along it was 0."""
     q, scale = torch.randn(1, 2, n, 8), torch.tensor(0.5)
     for along_scale in (
         lambda: jvp(lambda s: scaled_attention(q, q, q, scale=s), (scale,), (scale,)),
@@ -417,7 +417,7 @@ def test_scale_of_attention_has_no_tangent(n):
 
 @pytest.mark.parametrize("n", [3, 50])
 def test_scale_of_attention_is_no_outer_transforms_variable(n):
-    """To an inner transform it is a constant: the outer one's derivative along it was 0."""
+    """An inner transform takes it for a constant: the outer one's derivative along it was 0."""
     q, scale = torch.randn(1, 2, n, 8), torch.tensor(0.5)
 
     def inner(q, scale):
@@ -426,7 +426,7 @@ def test_scale_of_attention_is_no_outer_transforms_variable(n):
     def pushed(q, scale):
         return jvp(lambda k: scaled_attention(k, q, q, scale=scale), (q,), (q,))[1]
 
-    def mixed(scale):  # made of the inner one's variable too
+    def mixed(scale):  # also computed from the inner one's variable
         return grad(lambda k: scaled_attention(k, q, q, scale=scale + 0 * k.detach().sum()).sum())(
             q
         )
@@ -445,7 +445,7 @@ def test_scale_of_attention_is_no_outer_transforms_variable(n):
 
 @pytest.mark.parametrize("kappa", [10.0, 1e6])
 def test_forward_mode_at_the_mode_and_for_large_kappa(kappa):
-    """Cosines that rounding puts above 1 once had no derivative, and lgamma in float32 no digits."""
+    """Once, cosines that rounding puts above 1 had no derivative, and lgamma in float32 had no digits."""
     loc = sphere(64, 33)
     scale = torch.full((64,), kappa)
     _, along = jvp(lambda x: power_spherical_log_prob(x, loc, scale), (loc,), (loc,))
@@ -460,7 +460,7 @@ def test_forward_mode_at_the_mode_and_for_large_kappa(kappa):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_derivatives_at_the_antipode(dtype):
-    """Those one rounding step beside it, whichever way they are asked for; forward mode's and second ones were not."""
+    """Cosines one rounding step beside it, in every way of asking; forward mode's and second derivatives were not."""
     loc = torch.eye(5, dtype=dtype)[2]
     inputs = (-loc, loc, torch.tensor(3.0, dtype=dtype))
     given = torch.func.grad(power_spherical_log_prob, (0, 1, 2))(*inputs)

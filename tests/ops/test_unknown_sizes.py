@@ -1,4 +1,4 @@
-"""Compiled programs whose sizes nobody knows before they run: what a mask chose, down to nothing of it."""
+"""Compiled programs with sizes that nobody knows before they run: what a mask chose, possibly nothing."""
 
 from __future__ import annotations
 
