@@ -20,7 +20,7 @@ Record = Callable[..., Path]
 def record(tmp_path: Path) -> Record:
     """Records a program given as source text; returns the trace.
 
-    cold: in a fresh interpreter, even where it imports torch first.
+    cold: in a fresh interpreter, even if it imports torch first.
     """
 
     def run(source: str, *options: str, expect: int | None = 0, cold: bool = False) -> Path:
@@ -39,7 +39,7 @@ def record(tmp_path: Path) -> Record:
 
 @pytest.fixture(scope="session")
 def forum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example of the forum thread, recorded with torch's own allocator; beside it, as seq.json, what torch told."""
+    """The example of the forum thread, recorded with torch's own allocator; beside it, seq.json of the dry run."""
     out = tmp_path_factory.mktemp("forum") / "seq.pya"
     python = python_for(SEQ2SEQ.read_text(), dryrun=True)
     told = out.with_suffix(".json")
@@ -54,7 +54,7 @@ def plan(tmp_path: Path) -> Plan:
 
 @pytest.fixture
 def steps(plan: Plan) -> Path:
-    """Five steps of which the first asks for some more."""
+    """Five steps; the first requests some more."""
     program = Program(plan)
     for step in range(5):
         program.step(first=step == 0)

@@ -1,4 +1,4 @@
-"""Programs that plans are made of: a trace written by hand, and a training."""
+"""Programs that plans are made for: a trace written by hand, and a training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Program:
 
     def step(self, first: bool) -> None:
         kept = [self.take(size * MIB) for size in (3, 8, 2, 5)]
-        self.take(16)  # a loss that is never given back
+        self.take(16)  # a loss that is never freed
         for number in reversed(kept):
             extra = self.take(4 * MIB)
             small = self.take(7 * KIB)
@@ -61,7 +61,7 @@ class Program:
 
 
 def only(made: planning.Plan) -> planning.Part:
-    """That of the one device there is."""
+    """The plan of the only device."""
     (part,) = made.parts
     assert part.device is None
     return part

@@ -1,4 +1,4 @@
-"""What advice is reckoned from, by hand; test_planted.py and test_fragmentation.py have whole programs."""
+"""What advice is computed from, by hand; test_planted.py and test_fragmentation.py have whole programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_lives_all_through_a_phase_is_as_if_each_block_were_asked() -> None
 
 
 class Watched(tuple[Block, ...]):
-    """Blocks that count how often somebody goes through them."""
+    """Blocks that count how often they are iterated over."""
 
     n_times = 0
 
@@ -59,7 +59,7 @@ class Watched(tuple[Block, ...]):
 
 
 def test_what_is_too_little_is_not_looked_for_in_all_phases_and_blocks(plan: Plan) -> None:
-    """Of a long run there may be 65,536 of the ones, and thousands of lines with some of the others."""
+    """A long run may have 65,536 of the ones, and thousands of lines with some of the others."""
     analysis: Any = SimpleNamespace(totals={"peak_event": 5}, phases=None)
     for dropped, least in (((), 0), ((block(MIB, 1, 9),), MIB)):
         assert falls_by(dropped, analysis, ("forward",), least) == 0
@@ -101,7 +101,7 @@ def test_small_passes_of_an_evaluation_go_with_what_the_others_keep(plan: Plan) 
     for _ in range(4):
         freed(*made("forward", *[40 * MIB] * 3), *made("forward", MIB // 2))
     found = kinds(plan.done())["no_grad"]
-    # 120.5 MiB, and 60 in training; what the operation at work needs is 40.
+    # 120.5 MiB, and 60 in training; the running operation needs 40.
     assert found.saved_bytes == 60 * MIB + MIB // 2
     assert found.text.startswith("4 forward passes in a row keep 120.0 MiB each for a backward")
 
@@ -120,7 +120,7 @@ def test_small_passes_of_an_evaluation_go_with_what_the_others_keep(plan: Plan) 
 )
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_optimizers_that_take_turns(steps: list[str], several: bool, is_counted: bool) -> None:
-    """b: backward; o: optimizer; O: one within which the next lies."""
+    """b: backward; o: optimizer; O: one that contains the next."""
     phases = []
     marks = [(mark, step) for step, text in enumerate(steps) for mark in text.split()]
     for at, (mark, step) in enumerate(marks):
@@ -128,7 +128,7 @@ def test_optimizers_that_take_turns(steps: list[str], several: bool, is_counted:
         end = 2 * at + (4 if mark == "O" else 2)
         phases.append(phase(name, 2 * at, end, step if is_counted else -1))
     analysis: Any = SimpleNamespace(phases=phases)
-    # Where no steps are counted, one that comes after each backward may be the only one.
+    # If no steps are counted, one that comes after each backward may be the only one.
     expected = several and (is_counted or steps != ["b o b o"])
     assert advice._has_optimizers(analysis) == expected
 
@@ -169,10 +169,10 @@ def at_the_peak(notes: dict[str, str], **sizes: int) -> Any:
     ("state", "doubled"),
     [
         (800, 400),
-        (500, 100),  # the peak lies before all of it was doubled
+        (500, 100),  # the peak comes before everything was doubled
         (431, 31),
         (430, 0),  # too little
-        (300, 0),  # before any was
+        (300, 0),  # before there were any
     ],
 )
 def test_doubled_state_is_what_there_is_of_it_at_the_peak(state: int, doubled: int) -> None:
@@ -203,7 +203,7 @@ def test_old_gradients_are_those_that_an_optimizer_would_clear(unused: int, is_t
     ("held", "left", "is_told"), [(31, 11, True), (30, 30, False), (31, 10, False)]
 )
 def test_old_gradients_in_a_forward_pass(held: int, left: int, is_told: bool) -> None:
-    """left: by which the peak is above that of another phase."""
+    """left: by how much the peak is above that of another phase."""
     analysis = at_the_peak({}, gradients=held)
     analysis.totals["peak_phase"] = "forward"
     other = replace(phase("optimizer", 60, 80), peak_bytes=1000 - left)
@@ -290,7 +290,7 @@ def test_much_idle_memory_is_told_where_nothing_worse_is(
     line = plan.stack(3)
     plan.event("segment_alloc", addr=1 << 30, bytes=20 * MIB, stack=line)
     plan.event("alloc", addr=1 << 30, bytes=used * MIB, stack=line)
-    if fails:  # for more than lay idle
+    if fails:  # for more than was idle
         plan.event("oom", bytes=100 * MIB, arg=0, stack=line)
     assert ("fragmentation" in kinds(plan.done())) == told
 
@@ -299,7 +299,7 @@ def test_much_idle_memory_is_told_where_nothing_worse_is(
     ("had", "alone", "planned", "is_told"),
     [
         (200, 110, 100, True),
-        (200, 100.5, 100, False),  # pyalloc by itself does nearly as well
+        (200, 100.5, 100, False),  # pyalloc alone does nearly as well
         (100.5, 110, 100, False),  # and here what the program has
         (20, 11.5, 10, False),  # less than a page
     ],
@@ -320,7 +320,7 @@ def test_a_plan_is_proposed_for_what_it_alone_saves(
 
 @pytest.mark.parametrize(("needed", "is_told"), [(97, True), (99, False)])
 def test_an_allocator_is_proposed_that_saves_some_percent(needed: int, is_told: bool) -> None:
-    """One on which the program ran out of memory is none."""
+    """One on which the program ran out of memory does not count."""
     sizes = {"native": (100, True), "expandable": (80, False), "pyalloc": (needed, True)}
     analysis: Any = SimpleNamespace(
         replays={n: {"peak_bytes": mib * MIB, "completed": c} for n, (mib, c) in sizes.items()},
@@ -335,9 +335,9 @@ def test_an_allocator_is_proposed_that_saves_some_percent(needed: int, is_told: 
 @pytest.mark.parametrize(
     ("other", "saved"),
     [
-        (("forward", 20, 30), 40),  # at its end both are there, at its begin one
-        (("backward", 60, 80), 40),  # at its begin both are there still
-        (("optimizer", 60, 80), 5),  # goes without neither
+        (("forward", 20, 30), 40),  # at its end both are there, at its beginning one
+        (("backward", 60, 80), 40),  # at its beginning both are still there
+        (("optimizer", 60, 80), 5),  # goes without either
         (("loss", 40, 50), 40),  # the peak's own
         (("loss", 40, 49), 5),
         (("epoch", 0, 90), 40),  # of the program's own
@@ -354,7 +354,7 @@ def test_the_peak_falls_to_that_of_another_phase(other: tuple[str, int, int], sa
     assert falls_by(dropped, analysis, ("forward", "backward")) == saved * MIB
 
 
-# Phases begin and end, blocks are made and freed: 40 MiB of layers twice, the peak of 100 MiB in backward.
+# Phases begin and end, blocks are allocated and freed: 40 MiB of layers twice, and the peak of 100 MiB in backward.
 TRAINED = "step forward +a40 +b40 forward. backward +c20 -c {0} -b {1} -a {2} backward. {3} optimizer +s5 -s optimizer."
 
 
@@ -382,7 +382,7 @@ def written(plan: Plan, story: str) -> Path:
         (["", "", "+d70 -d", ""], False, 30),  # after both, in the same backward
         (["", "", "+d70 -d", ""], True, 30),
         (["", "+d50 -d", "", ""], False, 50),  # beside one: 90
-        (["", "+d50 -d", "", ""], True, 10),  # which is made again then
+        (["", "+d50 -d", "", ""], True, 10),  # which is then computed again
         (["", "+d59 -d", "+d20 -d", ""], False, 41),
         (["", "", "", "+d75 -d"], False, 25),  # between backward and the optimizer
         (
@@ -405,7 +405,7 @@ def test_the_peak_falls_to_what_is_left_in_its_step(
 
 
 def test_what_the_phase_of_the_peak_makes_comes_and_goes_there(plan: Plan) -> None:
-    """Others like it are there at other moments, which nobody knows."""
+    """There are others like it at other moments, which nobody knows."""
     story = "step optimizer +a50 +t30 -t +u29 -u optimizer."
     found = trace.analyse(written(plan, story))
     made = [block for block in found.peak.blocks if block.bytes == 30 * MIB]
@@ -426,13 +426,13 @@ def test_what_a_report_says_several_times_is_looked_for_once(
     text.summary(found)
     assert data.summary(found)["advice"] == [asdict(item) for item in advice.advise(found)]
     assert n_times == [1]
-    found.replays = {"native": {"completed": True, "peak_bytes": 1}}  # told of as well
+    found.replays = {"native": {"completed": True, "peak_bytes": 1}}  # reported as well
     assert [item.kind for item in advice.advise(found)] == ["policy", "fragmentation"]
     assert n_times == [2]
 
 
 def test_state_that_is_as_large_as_the_logits_is_none_of_them(plan: Plan) -> None:
-    """An embedding of as many words has half as much where the batch has twice as many rows as it has columns."""
+    """An embedding of as many words has half as much if the batch has twice as many rows as it has columns."""
     plan.event("step", "step")
     for i in range(4):
         plan.event("alloc", addr=(i + 1) << 40, bytes=32 * MIB)

@@ -1,4 +1,4 @@
-"""What was asked for over the whole run: what is freed soon, requests by size and by line."""
+"""What was requested over the whole run: what is freed soon, requests by size and by line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ WIDTH = 80
 
 
 def temporaries(plan: Plan) -> Path:
-    """Line 3 keeps 10 MiB; line 5 makes 8 that are freed after one more request, and line 7 1 MiB, freed at once.
+    """Line 3 keeps 10 MiB.  Line 5 allocates 8 that are freed after one more request, and line 7 allocates 1, freed at
+    once.
 
-    The peak, 10 + 8 + 4, is line 5's; without it and line 7 the highest is 10 + 6, which line 9 makes later and keeps.
+    The peak, 10 + 8 + 4, is line 5's.  Without it and line 7 the highest is 10 + 6, which line 9 allocates later and
+    keeps.
     """
     at = 1 << 30
     plan.event("alloc", addr=at, bytes=10 * MIB, stack=plan.stack(3))
@@ -36,7 +38,7 @@ def temporaries(plan: Plan) -> Path:
 
 
 def table(path: Path, *words: object) -> dict[str, list[float]]:
-    """Of each line: bytes and blocks at the peak, bytes and requests in all, MiB."""
+    """For each line: bytes and blocks at the peak, bytes and requests in all, in MiB."""
     found = json.loads(pyalloc("top", path, "--temporary", *words, "--json", "-q"))
     return {
         line["name"]: [
@@ -69,7 +71,7 @@ def test_who_makes_what_is_freed_soon(plan: Plan) -> None:
 
 
 def test_what_the_peak_would_be_without_them(plan: Plan) -> None:
-    """Of another moment: what is gone at the peak leaves that which was nearly as high."""
+    """Of another moment: without what is gone at the peak, the next highest remains."""
     path = temporaries(plan)
     for n, without in ((0, 22), (1, 16), (2, 16)):
         found = json.loads(pyalloc("top", path, "--temporary", n, "--json", "-q"))
@@ -90,7 +92,7 @@ def test_what_the_peak_would_be_without_them(plan: Plan) -> None:
 
 
 def test_a_little_less_of_much_is_told(plan: Plan) -> None:
-    """Two sizes that read the same would look like a mistake."""
+    """Two sizes that look equal would look like a mistake."""
     for at, n_bytes in ((1 << 40, 5200 * MIB), (1 << 30, 4 * MIB)):
         plan.event("alloc", addr=at, bytes=n_bytes)
     plan.event("free_requested", addr=1 << 30)

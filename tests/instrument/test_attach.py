@@ -1,4 +1,4 @@
-"""`pyalloc attach`: real programs at work on the host-memory runtime, asked over their socket and by gdb."""
+"""`pyalloc attach`: real programs running on the host-memory runtime, asked over their socket and through gdb."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 COMMAND = (sys.executable, "-m", "pyalloc", "attach")
 GDB = pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
 WAYS = pytest.mark.parametrize("way", ["socket", pytest.param("gdb", marks=GDB)])
-# pyalloc is found nowhere: the way of who attaches is the only one.
+# pyalloc cannot be imported: only the copy of whoever attaches remains.
 HIDDEN = """
 import sys, torch
 class Hide:
@@ -63,13 +63,13 @@ BEGIN = {
 
 @dataclass
 class Program:
-    """One that runs, until it is told to end."""
+    """A program that runs until it is told to end."""
 
     child: subprocess.Popen[str]
     pid: int = 0
 
     def end(self) -> tuple[str, str]:
-        """What it printed after its number, on either stream, in the end."""
+        """What it printed after its pid, on both streams."""
         out, err = self.child.communicate("\n", timeout=PATIENCE_S)
         assert self.child.returncode == 0, err
         return out, err
@@ -104,7 +104,7 @@ def served(way: str) -> dict[str, str]:
 
 
 def wait_for_events(path: Path, program: Program) -> None:
-    """Until the recording has more than how it began."""
+    """Until the recording has more than its beginning."""
     part = path.with_name(path.name + ".part")
     first = part.stat().st_size
     wait_until(lambda: part.stat().st_size > first + 1000, program.child)
@@ -134,7 +134,7 @@ def test_a_training_that_runs_is_recorded(tmp_path: Path, allocator: str, way: s
         shown = " ".join(pyalloc("live", pid, "--count", 1).split())
         assert "allocated" in shown and f"recorded to {out}" in shown
         if way == "gdb":
-            live.socket_path(pid).unlink()  # as what sweeps old files does
+            live.socket_path(pid).unlink()  # as whatever sweeps old files would
         assert f"next: pyalloc report {out}" in pyalloc("attach", pid, "--stop")
         assert "it is not being recorded" in pyalloc("attach", pid, "--stop", expect=2)
         assert "exists; --force" in pyalloc("attach", pid, "-o", out, expect=2)
@@ -188,7 +188,7 @@ threading.Thread(target=end).start()
     ("more", "wait"), [("", "sys.stdin.readline()"), (AT_WORK, "worker.join()")]
 )
 def test_a_main_thread_that_waits(tmp_path: Path, more: str, wait: str) -> None:
-    """It comes to nothing by itself; others may be at work meanwhile."""
+    """It does nothing by itself; others may be at work meanwhile."""
     out = tmp_path / "out.pya"
     with running(IDLE.format(more=more, wait=wait)) as program:
         said = " ".join(pyalloc("attach", program.pid, "-o", out, "--wait", "5m").split())
@@ -215,7 +215,7 @@ print("left", [name for name in __import__("sys").modules if name.startswith("py
 def test_a_process_that_does_not_come_to_it_is_left_as_it_was(tmp_path: Path) -> None:
     with running(IN_C) as program:
         out = tmp_path / "out.pya"
-        # For long enough to be tried in the middle of its wait, too, which is not to be: it has Python's lock.
+        # Long enough to be tried in the middle of its wait too, which must not happen: it holds Python's lock.
         said = pyalloc("attach", program.pid, "-o", out, "--wait", "4s", expect=2)
         assert "has run no Python code" in said and "No recording was started" in said
         printed, complained = program.end()

@@ -1,4 +1,4 @@
-"""What a recording marks by hooks, of programs that mark nothing: phases, modules, categories, optimizers."""
+"""What hooks mark in recordings of programs that mark nothing: phases, modules, categories, optimizers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_the_program_drops_is_not_kept_alive(record: Record) -> None:
 def test_what_left_the_device_and_came_back_keeps_its_category(
     record: Record, allocator: str
 ) -> None:
-    """Offloaded between steps, state comes back to the address it had, as another block."""
+    """State that was offloaded between steps comes back at its old address as another block."""
     path = record("""
     import torch
     model = torch.nn.Linear(1024, 1024, device="cuda", bias=False)
@@ -88,7 +88,7 @@ def test_what_left_the_device_and_came_back_keeps_its_category(
 
 
 def test_state_that_lies_deeper_is_the_optimizers(record: Record) -> None:
-    """Heavyball's lies in dicts and lists of each parameter's state, and is made anew at each step."""
+    """Heavyball's lies in dicts and lists in each parameter's state, and is made anew in each step."""
     path = record("""
     import torch
     class Deep(torch.optim.SGD):
@@ -113,7 +113,7 @@ def test_state_that_lies_deeper_is_the_optimizers(record: Record) -> None:
 
 
 def test_tensors_without_memory_of_their_own_are_nobodys_error(record: Record) -> None:
-    """A fake tensor says that it lies on the device, and raises where it is asked at which address."""
+    """A fake tensor says that it is on the device, and raises when it is asked for its address."""
     path = record("""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -132,7 +132,7 @@ def test_tensors_without_memory_of_their_own_are_nobodys_error(record: Record) -
 
 
 def test_adamw_is_not_called_adam(record: Record) -> None:
-    """Its steps are Adam's code."""
+    """Its steps run Adam's code."""
     path = record("""
     import torch
     model = torch.nn.Linear(1024, 1024).cuda()
@@ -143,14 +143,14 @@ def test_adamw_is_not_called_adam(record: Record) -> None:
     found = trace.analyse(path)
     end = found.moments[max(found.moments)]
     for told, name in ((None, "AdamW"), ("SGD, Adam", "Adam"), ("", "Adam or AdamW")):
-        if told is not None:  # "": as of a snapshot
+        if told is not None:  # "": as in a snapshot
             found.notes["optimizers"] = told
         assert f"optimizer state ({name})" in {row.name for row in found.contributors(end)}
 
 
 @ALLOCATORS
 def test_gradients_that_are_asked_for_are_a_backward(record: Record, allocator: str) -> None:
-    """Imported by name before the recording began, twice through the graph, by torch.func, inside of a backward."""
+    """Imported by name before the recording began, twice through the graph, by torch.func, within a backward."""
     source = """
     import torch
     from torch.autograd import grad
@@ -208,7 +208,7 @@ print("said", [str(each.message) for each in said])
 
 
 def test_what_an_exception_ends_is_no_phase_for_ever(record: Record) -> None:
-    """No hook hears of a step() that raises, as where memory runs out in it, nor of Ctrl-C in a module."""
+    """No hook hears of a step() that raises, as when memory runs out in it, nor of Ctrl-C in a module."""
     path = record("""
     import torch
     class Net(torch.nn.Module):
@@ -288,7 +288,7 @@ class Model:
 
 
 def test_models_are_looked_at_while_other_threads_use_new_ones() -> None:
-    """Each that a thread calls first is learned: a list of those that are known has to be made in one go."""
+    """Each one that a thread calls first is learned: a list of the known ones has to be copied in one go."""
     known: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
     kept = [Model() for _ in range(20_000)]
     interval = sys.getswitchinterval()

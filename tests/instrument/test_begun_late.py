@@ -1,4 +1,4 @@
-"""Recordings that begin while the program is at work."""
+"""Recordings that begin while the program is running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 def test_a_recording_that_begins_in_the_middle_of_an_optimizers_step(
     dry_python: RunPython, tmp_path: Path
 ) -> None:
-    """torch then calls the hook behind the step, and not the one before it."""
+    """Then torch calls the hook after the step, but not the one before it."""
     out = tmp_path / "out.pya"
     done = dry_python(
         f"""

@@ -1,4 +1,4 @@
-"""What blocks hold, as recordings tell it: of models and optimizers whose tensors are not torch's plain ones."""
+"""What blocks hold, according to recordings of models and optimizers whose tensors are not torch's plain ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 def told(path: Path, n_bytes: int) -> list[str]:
-    """The categories of blocks of a size at the end."""
+    """The categories of blocks of one size at the end."""
     found = trace.analyse(path)
     end = found.moments[max(found.moments)].blocks
     return sorted(block.category for block in end if block.bytes == n_bytes)
@@ -46,9 +46,10 @@ def test_tensors_made_of_others_are_parameters_gradients_and_state(record: Recor
 def test_what_goes_in_a_later_backward_is_a_gradient(
     plan: Plan, is_differentiated_again: bool
 ) -> None:
-    """Of a DistributedDataParallel whose first of two passes is in no_sync(): buckets take them over in the second.
+    """Those of a DistributedDataParallel whose first of two passes is in no_sync(): in the second, buckets take them
+    over.
 
-    With create_graph=True it may be what a second derivative needs.
+    With create_graph=True they may be what a second derivative needs.
     """
     plan.event("user", f"create_graph={is_differentiated_again}")
     for begin in (1, 3):

@@ -1,4 +1,4 @@
-"""Results of passes without a backward that pile up on the device are told of, and how far the peak falls without."""
+"""Results of passes without a backward that pile up on the device are reported, with how much the peak would fall."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_results_that_pile_up(record: Record, keep: str, words: str) -> None:
         "    cache = nn.Sequential(Cache(), Cache(), nn.Linear(256, 16)).cuda()\n"
         "    with torch.no_grad():\n"
         "        for i in range(12): cache(batch())",
-        # What is there for two passes at most.
+        # What exists for two passes at most.
         "for i in range(40):\n        with torch.no_grad(): out = model(batch())",
         # Passes that a backward frees.
         "losses = [model(batch()).square().mean() for i in range(8)]\n    sum(losses).backward()",

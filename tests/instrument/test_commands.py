@@ -1,4 +1,4 @@
-"""What commands say: names, the next command, what a trace does not have, 80 columns."""
+"""What commands say: names, the next command, what a trace lacks, 80 columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> N
     for file in (*written, "/tmp/torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_t9o0_hqh.py"):
         found = source.place((("call", file, 807), ("forward", "/home/me/train.py", 33)))
         assert found is not None and str(found) == "me/train.py:33 forward"
-    # backward() calls it without a line of the program's.
+    # backward() calls it without a line of the program.
     found = source.place((("call", written[0], 807),))
     assert str(found) == "torch.compile/c4kuvi32.py:807 call"
     torch = "/env/lib/python3.11/site-packages/torch"
@@ -55,7 +55,7 @@ def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> N
 
 
 def test_what_was_there_before_is_no_gradient_of_what_came_after(plan: Plan) -> None:
-    plan.event("alloc", addr=1 << 30, bytes=4 * MIB)  # as a recording begins, without a stack
+    plan.event("alloc", addr=1 << 30, bytes=4 * MIB)  # as when a recording begins, without a stack
     plan.event("alloc", addr=2 << 30, bytes=4 * MIB, stack=plan.stack(7))
     path = plan.done()
     assert "(no stack)" in pyalloc("top", path) and "gradient" not in pyalloc("top", path)
@@ -78,7 +78,7 @@ def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None
 
 
 def test_what_cannot_be_replayed_is_reported_without(plan: Plan) -> None:
-    """A program has 4096 streams at most there."""
+    """There a program has at most 4096 streams."""
     path = on_streams(plan, 4097)
     told = pyalloc("report", path)
     assert f"pyalloc report: the report has no replays: {path}: more than 4096 streams or" in told
@@ -92,7 +92,7 @@ def test_what_cannot_be_replayed_is_reported_without(plan: Plan) -> None:
 
 
 def test_many_streams_are_replayed_and_planned(plan: Plan, tmp_path: Path) -> None:
-    """As many as a program has in torch's own pools of streams, on some devices, and more."""
+    """As many as a program has in torch's own pools of streams, on several devices, and more."""
     path = on_streams(plan, 300)
     replayed = json.loads(pyalloc("replay", path, "--json", "-q"))["policies"]
     assert replayed["native"]["peak_bytes"] == 300 * 2 * MIB
@@ -102,7 +102,7 @@ def test_many_streams_are_replayed_and_planned(plan: Plan, tmp_path: Path) -> No
 
 
 def on_streams(plan: Plan, n: int) -> Path:
-    """A block of each of so many streams."""
+    """A block on each of so many streams."""
     for i in range(n):
         plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stream=i)
     return plan.done()
@@ -145,7 +145,7 @@ def test_the_next_command_has_the_settings_of_the_replay(plan: Plan, tmp_path: P
     ],
 )
 def test_the_program_of_a_recording_is_named_in_the_next_command(command: str, told: str) -> None:
-    """Nothing but a script of the person's own: recordings come from others too."""
+    """Only a script of the user's own: recordings come from others too."""
     assert console.program({"command": command}) == told
     script = "train.py" + told.partition("train.py")[2] if "train.py" in told else "your_script.py"
     script = "/my/" * ("/my/" in told) + script
@@ -232,7 +232,7 @@ def test_a_replay_says_what_its_trace_does_not_have(plan: Plan, tmp_path: Path) 
 
 
 def test_what_is_enough_for_several_passes(plan: Plan) -> None:
-    """What the first one left cached is in the way of the second."""
+    """What the first one left cached is in the second one's way."""
     made = [(1, 6), (2, 6), (0, 2), (0, 1), (3, 3), (4, 1), (0, 4), (5, 14), (6, 1), (7, 11)]
     for number, size in made:
         if number:
@@ -253,7 +253,7 @@ def test_settings_that_a_replay_does_not_have_are_said(plan: Plan) -> None:
     plan.event(
         "user", "PYTORCH_ALLOC_CONF=expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
     )
-    plan.event("user", "garbage_collection_threshold=0.8")  # as of a snapshot
+    plan.event("user", "garbage_collection_threshold=0.8")  # as in a snapshot
     path = small_trace(plan)
     (caveat,) = json.loads(pyalloc("replay", path, "--json", "-q"))["caveats"]
     settings = "Recorded with roundup_power2_divisions, garbage_collection_threshold, which"
@@ -262,7 +262,7 @@ def test_settings_that_a_replay_does_not_have_are_said(plan: Plan) -> None:
 
 
 def test_a_run_that_records_nothing_says_so(tmp_path: Path) -> None:
-    """And only the process that was asked to record: others of the program may have."""
+    """And only the process that was asked to record: others of the program may record too."""
     out = tmp_path / "out.pya"
     child = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', '']); {}"
     told = pyalloc("run", "--record", out, sys.executable, "-c", child.format(""))
@@ -274,7 +274,7 @@ def test_a_run_that_records_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_examples_in_the_help_are_right() -> None:
-    """Each `--conf key:value` that a help text shows is a setting."""
+    """Each `--conf key:value` in a help text is a setting."""
     shown = [
         conf
         for name in cli.names()
@@ -287,7 +287,7 @@ def test_examples_in_the_help_are_right() -> None:
 
 
 def test_what_a_setting_limits_is_not_ample(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1 where nothing fits, whatever limits it."""
+    """Exit code 1 if nothing fits, whatever the limit."""
     path = str(small_trace(plan))
     limited = ["replay", path, "--conf", "limit:4MiB"]
     for words, code, told in (
@@ -343,7 +343,7 @@ def test_what_a_trace_does_not_tell_is_said(
         (["report", cut], 0, "holds no allocation, which says nothing about the program. If the"),
         (["top", cut], 0, "otherwise record again and let the program run longer"),
         (["top", empty], 0, "next: pyalloc run --record out.pya python train.py"),
-        (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
+        (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # works as typed
         (["replay", empty, "--find-min"], 2, "nothing to replay"),
         (["stats", nothing], 2, "the file is empty"),
         (["report", "."], 2, ".: Is a directory"),
@@ -387,7 +387,7 @@ def test_a_command_with_a_configuration_in_it_is_cut(plan: Plan) -> None:
 
 
 def test_requests_of_backward_are_told_from_others_without_a_stack(plan: Plan) -> None:
-    """Over all of the run too, where no block is at hand to ask."""
+    """Over the whole run too, where there is no block to ask."""
     for i, phase in enumerate(("", "backward", "forward", "backward")):
         if phase:
             plan.event("phase_begin", phase)

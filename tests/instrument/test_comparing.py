@@ -28,7 +28,7 @@ def training(
     n_steps: int = 3,
     more: int = 0,
 ) -> Path:
-    """Steps of forward and backward: weights, activations of two lines, more of which one run may have by itself."""
+    """Steps of forward and backward: weights, activations of two lines, and more that only one run may have."""
     plan = Plan(path)
     file = MODEL.format(folder)
     plan.event("user", f"command=python train.py --batch {batch}")
@@ -82,7 +82,7 @@ def test_the_first_sentence_says_how_much_and_by_what(tmp_path: Path) -> None:
 
 
 def test_lines_that_moved_are_one(tmp_path: Path) -> None:
-    """In another folder, and three lines further down; attention is as it was, and what is added is told."""
+    """In another folder, and three lines further down; attention is as before, and what was added is reported."""
     before = training(tmp_path / "before.pya")
     after = training(tmp_path / "after.pya", line=13, folder="b", more=5 * MIB)
     told = compared_of(before, after)
@@ -125,7 +125,7 @@ def test_without_stacks_categories_or_sizes_are_named(tmp_path: Path) -> None:
         if phase:
             plan.event("phase_begin", phase)
         plan.event("alloc", addr=1 << 30, bytes=n * MIB)
-        for i in range(4):  # so that the first is none that is freed at once
+        for i in range(4):  # so that the first is not one that is freed at once
             plan.event("alloc", addr=(i + 2) << 40, bytes=512)
         if phase:
             plan.event("phase_end", phase)
@@ -169,7 +169,7 @@ def test_two_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None
     [("39.5%", 0), ("39%", 1), ("0%", 1), ("41 MB", 0), ("40.9MiB", 1), ("5", 1)],
 )
 def test_growth_above_what_is_allowed_fails(tmp_path: Path, allowed: str, code: int) -> None:
-    """Of 104 MiB there come to be 145; in the other direction nothing fails."""
+    """104 MiB become 145; in the other direction nothing fails."""
     before = training(tmp_path / "before.pya")
     after = training(tmp_path / "after.pya", batch=8, more=MIB)
     out = pyalloc("diff", before, after, "-q", "--fail-above", allowed, expect=code)
@@ -243,7 +243,7 @@ def passes(path: Path, names: list[str], numbers: list[int] | None = None) -> Pa
 def test_long_runs_lie_together_without_looking_at_each_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server has tens of thousands of passes of one name, and no step; another's steps count twos."""
+    """A server has tens of thousands of passes with one name and no step; another's steps are numbered by twos."""
     looked_at = [0]
     matcher = aligned.difflib.SequenceMatcher
 
@@ -281,7 +281,7 @@ def content(told: Comparison) -> dict[str, Any]:
 
 
 def test_the_pages_flame_graph_has_the_bytes_of_both(tmp_path: Path) -> None:
-    """Also where there are more stacks than it shows."""
+    """Also if there are more stacks than it shows."""
     paths = []
     for which in range(2):
         plan = Plan(tmp_path / f"{which}.pya")
@@ -296,7 +296,7 @@ def test_the_pages_flame_graph_has_the_bytes_of_both(tmp_path: Path) -> None:
         assert sum(row[column] for row in rows) == side.moment.allocated_bytes
         assert sum(row[column + 1] for row in rows) == 2000
     (grown,) = [row for row in rows if row[0] != row[2]]
-    assert grown[2] - grown[0] == 512 and rows[0] == grown  # what changed is first
+    assert grown[2] - grown[0] == 512 and rows[0] == grown  # what changed comes first
 
 
 def test_a_page_is_written_once(tmp_path: Path) -> None:

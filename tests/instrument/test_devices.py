@@ -1,4 +1,4 @@
-"""Several devices: what is of one is not taken for another's."""
+"""Several devices: nothing of one is taken for another's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_error_of_the_only_device_looked_at_names_none(plan: Plan) -> None:
 
 
 def test_each_devices_own_peak_is_held_against_replays_of_each(plan: Plan) -> None:
-    """One device after the other: the peak of the sum is half of the sum of the peaks, which replays tell."""
+    """One device after the other: the peak of the sum is half the sum of the peaks, which replays report."""
     for device in range(2):
         where = {"addr": (device + 1) << 40, "bytes": 100 * MIB, "device": device}
         plan.event("segment_alloc", **where)
@@ -186,7 +186,7 @@ def test_blocks_of_an_errors_moment_are_made_once(plan: Plan) -> None:
     asked = []
 
     class Scan:
-        """Passes all on, and writes down whose blocks were asked for."""
+        """Passes everything on, and notes whose blocks were asked for."""
 
         def __init__(self, scan: object) -> None:
             self.scan = scan

@@ -1,4 +1,4 @@
-"""Exports: round trips keep what matters, each format has the figures, memory is for what lives."""
+"""Exports: round trips keep what matters, each format has the figures, and only what is alive takes memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
 
 
-# What torch/utils/viz/MemoryViz.js knows of pickle's instructions; at another one it shows nothing.
+# What torch/utils/viz/MemoryViz.js knows of pickle's instructions; for any other it shows nothing.
 READ_BY_MEMORY_VIZ = {
     "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPUT", "BINUNICODE", "DICT",
     "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "FRAME", "LIST", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK",
@@ -40,7 +40,7 @@ READ_BY_MEMORY_VIZ = {
 
 
 def test_memory_viz_reads_an_export(plan: Plan, tmp_path: Path) -> None:
-    for i in range(3000):  # stacks that are new within a batch, and at its begin
+    for i in range(3000):  # stacks that are new within a batch, and at its beginning
         plan.event("alloc", addr=(1 << 40) + i * MIB, bytes=MIB, stack=plan.stack(i // 2 + 1))
     path, target = plan.done(), tmp_path / "snapshot.pickle"
     with target.open("wb") as out:
@@ -58,7 +58,7 @@ def test_memory_viz_reads_an_export(plan: Plan, tmp_path: Path) -> None:
 def test_an_export_is_replayed_with_the_cache_emptied_where_it_was(
     plan: Plan, tmp_path: Path
 ) -> None:
-    """Of what the program gave back; what an allocator short of memory gave back is no call of its own."""
+    """Of what the program gave back.  What an allocator short of memory gave back is not a call of its own."""
     for device in (0, 1):
         at = (device + 1) << 40
         plan.event("segment_alloc", addr=at, bytes=12 * MIB, device=device)
@@ -83,7 +83,7 @@ def test_an_export_is_replayed_with_the_cache_emptied_where_it_was(
 def test_what_empty_cache_gave_back_after_waiting_for_a_stream_is_told(
     plan: Plan, tmp_path: Path
 ) -> None:
-    """Of record_stream(): the frees are complete only then.  What goes later goes for another reason."""
+    """After record_stream(), the frees complete only then.  What goes later goes for another reason."""
     for i in (1, 2):
         plan.event("segment_alloc", addr=i << 30, bytes=MIB)
         plan.event("alloc", addr=i << 30, bytes=MIB)
@@ -102,7 +102,7 @@ def test_what_empty_cache_gave_back_after_waiting_for_a_stream_is_told(
 def test_frees_of_what_the_exported_part_does_not_show_have_a_size(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: int
 ) -> None:
-    """torch's viewer takes what is freed and was never asked for as there from the beginning, by the free's size."""
+    """For torch's viewer, a free without a request is of a block of that size, there from the beginning."""
     plan.event("segment_alloc", addr=1 << 30, bytes=1 << 40, device=device)
     for i in range(40):
         plan.event("alloc", addr=(i + 1) << 30, bytes=(i + 1) * MIB, device=device)
@@ -133,7 +133,7 @@ def test_a_name_of_another_format_is_refused(
 
 
 def test_progress_is_of_what_is_written(plan: Plan) -> None:
-    """What is skipped takes an eighth of the time: a rate that counts it promises too early an end."""
+    """Skipping takes an eighth of the time: a rate that counts it promises too early an end."""
     piece = 65536
     for i in range(4 * piece):
         plan.writer.event(KINDS["sync"], time_ns=i)
@@ -146,7 +146,7 @@ def test_progress_is_of_what_is_written(plan: Plan) -> None:
 
 
 def test_perfettos_counter_reaches_the_peak(tmp_path: Path) -> None:
-    """Also where its bin ends below it."""
+    """Also if its bin ends below it."""
     own = Plan(tmp_path / "peaks.pya")
     own.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
     own.event("user", "note=bins end behind a free")
@@ -201,7 +201,7 @@ ADDR, BYTES, STACK, ARG, TEXT = (
     4,
     8,
     16,
-)  # that an event of a kind has, as in csrc/replay/trace.h
+)  # the fields of an event of each kind, as in csrc/replay/trace.h
 
 
 def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["csv", "torch"])
 def test_stacks_of_a_dry_run_are_the_programs(plan: Plan, tmp_path: Path, to: str) -> None:
-    """In a dry run some kernels are Python of pyalloc's."""
+    """In a dry run some kernels are pyalloc's Python."""
     own, way = "/lib/pyalloc/_bootstrap/following.py", "/lib/torch/_ops.py"
     stack = 0
     for name, file in (("main", "/home/me/train.py"), ("__call__", way), ("call", own)):
@@ -260,7 +260,7 @@ def test_lines_are_made_of_columns_and_cells_that_fit() -> None:
 
 
 def test_exports_need_memory_for_what_lives_not_for_how_long(tmp_path: Path) -> None:
-    """Events are taken in portions: twice as many need hardly more memory."""
+    """Events are processed in portions: twice as many need hardly more memory."""
     code = """
 import sys
 sys.path.append("tests")

@@ -1,4 +1,4 @@
-"""Files of ours: whole, cut off, damaged, hostile, oddly named; and those that are none."""
+"""Our files: whole, cut off, damaged, hostile, oddly named; and files that are none of ours."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_damaged_byte_is_noticed_or_harmless(plan: Plan, tmp_path: Path) -
             trace.analyse(damaged)
         except errors.TraceError:
             refused += 1
-    assert refused > len(whole) * 0.9  # the padding of the header is nobody's
+    assert refused > len(whole) * 0.9  # the padding of the header belongs to nobody
 
 
 def test_a_huge_length_is_refused(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     with path.open("rb+", 0) as writer:
         writer.write(trace.MAGIC)
         assert "write it to a file first" in pyalloc("stats", path, expect=2)
-        with pytest.raises(errors.TraceError, match="is a pipe"):  # as the shell's <(...)
+        with pytest.raises(errors.TraceError, match="is a pipe"):  # like the shell's <(...)
             trace.totals(Path(f"/dev/fd/{writer.fileno()}"))
 
 
 def test_what_cannot_be_read_is_named_not_what_might_be_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / f"{'x' * 300}.pya"  # as in a folder that is not to be looked into
+    path = tmp_path / f"{'x' * 300}.pya"  # as in a folder that must not be looked into
     with pytest.raises(errors.TraceError, match=r"\.pya: File name too long$"):
         trace.analyse(path)
 
@@ -125,7 +125,7 @@ def test_a_terminal_gets_nothing_that_it_obeys(plan: Plan) -> None:
 
 
 def test_only_sources_are_read(tmp_path: Path) -> None:
-    """Names of files come from the trace: /dev/zero has no end, and what is no source is nobody's to quote."""
+    """File names come from the trace: /dev/zero has no end, and a file that is no source must not be quoted."""
     for name, is_read in (("program.py", True), ("secret.txt", False)):
         path = tmp_path / name
         path.write_text("first\nsecond\n")
@@ -188,7 +188,7 @@ def test_compressed_files_are_read_and_told_by_their_own_name(plan: Plan, tmp_pa
 def test_only_moments_that_are_looked_at_become_rows(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 400,000 live blocks each state is a hundred megabytes; what grows is told without."""
+    """With 400,000 live blocks each state takes a hundred megabytes; growth is reported without it."""
     asked: list[int] = []
 
     class Scan:
@@ -206,7 +206,7 @@ def test_only_moments_that_are_looked_at_become_rows(
     monkeypatch.setattr(_core, "Scan", Scan)
     found = trace.analyse(path)
     assert leaks.verdict(found).startswith("no leak") and len(found.moments) == 9
-    assert len(asked) == 3  # the peak, and what two large blocks of it were made into
+    assert len(asked) == 3  # the peak, and the two large blocks that it was made into
     html.page(found)
     assert len(asked) == 4  # though it shows all of them: the one when most was reserved
     assert found.peak.allocated_bytes == 7 << 20
@@ -218,7 +218,7 @@ def test_only_moments_that_are_looked_at_become_rows(
 
 
 def test_files_of_ranks_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are several; as launchers say it."""
+    """If there are several; in the words of launchers."""
     path = tmp_path / "out.pya"
     for rank, size, name in (
         *((None, None, "out.pya"), ("0", None, "out.pya"), ("0", "1", "out.pya")),

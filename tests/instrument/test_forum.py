@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 def test_the_top_three_contributors(forum: Path) -> None:
     found = trace.analyse(forum)
     first, second, third = found.contributors(found.peak)[:3]
-    # Logits, their log-softmax and gradients are of one size: 80 x 50 x 30000 floats.
+    # Logits, their log-softmax and both gradients have one size: 80 x 50 x 30000 floats.
     assert "decoder.output" in first.name and "gradient" in first.name
     assert first.bytes == first.blocks * 480_000_000 // 512 * 512
     assert "AdditiveAttention.forward" in second.name

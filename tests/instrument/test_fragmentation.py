@@ -1,4 +1,4 @@
-"""What is idle where memory was short: fragmentation, or kept for others; out of memory is explained by it."""
+"""What is idle when memory is short: fragmentation, or kept for others.  Out-of-memory errors are explained by it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_idle_memory_that_is_kept_for_others_is_no_fragmentation(
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_what_torch_counts_with_a_block_is_told(plan: Plan, mapped: bool) -> None:
-    """A rest of at most 1 MiB behind a large block; what begins with a segment is none."""
+    """A rest of at most 1 MiB behind a large block; one at the beginning of a segment does not count."""
     plan.event("user", "allocator=native")
     kind = "segment_map" if mapped else "segment_alloc"
     plan.event(kind, addr=1 << 30, bytes=20 * MIB)
@@ -107,21 +107,21 @@ def test_a_little_idle_memory_of_another_stream_is_not_told(plan: Plan) -> None:
 
 @pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> None:
-    """As of a CUDA graph, or of a warm-up beside the main stream: torch's allocator keeps it for that stream."""
+    """Of a CUDA graph, or a warm-up beside the main stream: torch's allocator keeps it for that stream."""
     plan.event("user", f"allocator={allocator}")
     for stream, n in ((0, 10), (7, 4), (9, 1)):
         at = (stream + 1) << 40
         plan.event("segment_alloc", addr=at, bytes=20 * MIB, stream=stream)
         plan.event("alloc", addr=at, bytes=n * MIB, stream=stream, stack=plan.stack(7))
         plan.event("free_requested", addr=at)
-    plan.event("alloc", addr=1 << 40, bytes=2 * MIB, stack=plan.stack(7))  # the peak was before
+    plan.event("alloc", addr=1 << 40, bytes=2 * MIB, stack=plan.stack(7))  # the peak was earlier
     text = kinds(plan.done())["fragmentation"].text
     told = "When reserved memory peaked, 40.0 MiB of the idle memory belonged to 2 other streams"
     assert (told in text) == (allocator == "native")  # pages move between streams
 
 
 def test_advice_does_not_hang_on_which_moments_are_looked_at(plan: Plan) -> None:
-    """A report as HTML has more of them than one of text."""
+    """An HTML report has more of them than a text report."""
     plan.event("user", "allocator=native")
 
     def use(stream: int, mib: int, at: int, is_kept: bool) -> None:
@@ -135,7 +135,7 @@ def test_advice_does_not_hang_on_which_moments_are_looked_at(plan: Plan) -> None
         plan.event("segment_alloc", addr=at, bytes=segment * MIB, stream=stream)
         use(stream, peak, 0, is_kept=False)
         use(stream, kept, 0, is_kept=True)
-    for _ in range(4):  # as much is reserved, and more in use, of which most is the other stream's
+    for _ in range(4):  # as much is reserved and more is in use, most of it the other stream's
         use(7, 30, 10, is_kept=False)
     path = plan.done()
     told = {

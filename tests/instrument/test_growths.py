@@ -19,7 +19,7 @@ AT = 1 << 40
 
 
 def program(plan: Plan, kind: str = "segment_alloc") -> Path:
-    """Two lines and a backward without a stack make it grow; some goes back."""
+    """Two lines, and a backward without a stack, make it grow; some is given back."""
     for i, n in ((0, 20), (1, 20), (2, 10)):
         plan.event(kind, addr=AT + i * 100 * MIB, bytes=n * MIB)
         plan.event("alloc", addr=AT + i * 100 * MIB, bytes=n * MIB, stack=plan.stack(3 + i // 2))
@@ -91,7 +91,7 @@ def test_the_page_draws_it(plan: Plan, tmp_path: Path) -> None:
         page.value(typed)
         assert "20.0 MiB for me/model.py:3 work" in page.value("$('growths-stack').textContent")
         assert page.value("listed[row][0] >= G[grown][1]")  # the list of events follows
-        # what is drawn at a column is what was reserved there
+        # the value drawn at a column is what was reserved there
         sums = "grownColumns.map(c => c.reduce((n, i) => n + G[i][0], 0))"
         assert page.value(f"Math.max(...{sums}) === T.peak_reserved_bytes")
         assert page.value(f"{sums}.pop() === T.end_reserved_bytes")
@@ -151,5 +151,5 @@ def test_pieces_add_up_to_what_is_reserved(tmp_path: Path, seed: int) -> None:
     assert held == scan.totals()["end_reserved_bytes"]
     assert (
         0.9 < most / scan.totals()["peak_reserved_bytes"] <= 1
-    )  # pages of one request come one by one
+    )  # the pages for one request come one by one
     assert all(piece.end is None or piece.begin <= piece.end for piece in pieces)

@@ -101,7 +101,7 @@ class Browser:
             self.events.append(message)
 
     def visit(self, page: Path) -> None:
-        """Until its scripts have run: whoever asks before that may be answered by what was there, or not at all."""
+        """Until its scripts have run: earlier, the page before may answer, or nothing."""
         self.call("Page.enable")
         at, url = len(self.events), page.as_uri()
         self.call("Page.navigate", url=url)
@@ -141,7 +141,7 @@ def browser() -> Iterator[Browser]:
             told = Path(profile) / "DevToolsActivePort"
             wait_until(lambda: told.exists() and told.read_text().strip(), child)
             port = told.read_text().split()[0]
-            wait_until(lambda: _pages(port), child)  # it is asked before it has one
+            wait_until(lambda: _pages(port), child)  # it may not have one yet
             page = Browser(_pages(port)[0])
             try:
                 yield page
@@ -153,7 +153,7 @@ def browser() -> Iterator[Browser]:
 
 
 def rich(plan: Plan) -> Path:
-    """A trace with everything the page shows; names that would break out of a script."""
+    """A trace with everything that the page shows, and names that would break out of a script."""
     plan.event("user", "note=</script><script>alert(1)</script>")
     stack = plan.stack(5, "</script><b>work")
     plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
@@ -406,7 +406,7 @@ def test_several_steps_are_shown_block_by_block(plan: Plan, tmp_path: Path) -> N
 def test_steps_whose_numbers_begin_again(
     plan: Plan, first: int, last: int, begin: int, end: int
 ) -> None:
-    """Of the last step of a number, as of one alone, back to the last step of the other before it."""
+    """The last step with a number, as if it were the only one: back to the last step of the other number before it."""
     for i, number in enumerate([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]):
         plan.event("step", "step", arg=number)
         plan.event("alloc", addr=(i + 1) << 30, bytes=MIB)
@@ -425,7 +425,7 @@ def test_steps_that_come_in_another_order(plan: Plan) -> None:
 
 @pytest.mark.parametrize("smallest", [0, 3 * MIB])
 def test_a_picture_of_the_segments_has_all_bytes(plan: Plan, smallest: int) -> None:
-    """Against the same done block by block; blocks lie outside of segments, over their ends and in each other too."""
+    """Against the same done block by block.  Blocks also lie outside segments, across their ends, and in each other."""
     rng = random.Random(smallest)
     for i in range(12):
         at = ((i // 2) << 30) + 40 * MIB * (i % 2 + 1)
@@ -470,7 +470,7 @@ def test_a_picture_of_the_segments_has_all_bytes(plan: Plan, smallest: int) -> N
 
 
 def test_the_page_stays_small(plan: Plan) -> None:
-    """100,000 events of 2,000 live blocks: under 2 MB, with all of the map."""
+    """100,000 events of 2,000 live blocks: under 2 MB, with the whole map."""
     stacks = [plan.stack(line) for line in range(300)]
     plan.event("segment_alloc", addr=1 << 30, bytes=4096 * MIB)
     for i in range(50_000):
@@ -526,7 +526,7 @@ def test_the_page_names_no_other_place(plan: Plan) -> None:
 
 @needs_browser
 def test_thousands_of_live_blocks_are_drawn_in_few_rectangles(plan: Plan, tmp_path: Path) -> None:
-    """Which hold as much as the blocks: thin ones are joined, and each is drawn once for all columns it is alike in."""
+    """They hold as much as the blocks: thin ones are joined, and each is drawn once for all columns where it is equal."""
     n_live, n_short = 3000, 2000
     plan.event("segment_alloc", addr=1 << 30, bytes=8192 * MIB)
     for i in range(n_live):
@@ -559,4 +559,4 @@ def test_thousands_of_live_blocks_are_drawn_in_few_rectangles(plan: Plan, tmp_pa
             drawn, dragging, off, live = told
             assert live > 3000 and off < 1e-6
             assert 10 < drawn < 100_000, drawn  # one for each block and column: above three million
-            assert dragging == 1  # over the picture that is there
+            assert dragging == 1  # over the existing picture

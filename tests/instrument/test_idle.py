@@ -17,7 +17,7 @@ NOTHING = Phase("", 0, 0, *[0] * 13)
 
 
 def passes(*kept: tuple[int, int], name: str = "forward") -> list[Phase]:
-    """One after the other; of each the blocks and the bytes that it leaves."""
+    """One after the other; for each, the blocks and the bytes that it leaves."""
     return [
         replace(NOTHING, name=name, begin=10 * i, end=10 * i + 9, n_left=n, left_bytes=size)
         for i, (n, size) in enumerate(kept)
@@ -50,7 +50,7 @@ def test_a_backward_frees_what_the_passes_keep(n_after: int, end_bytes: int, fre
 
 @pytest.mark.parametrize(("n_after", "freed"), [(24, True), (25, False)])
 def test_a_later_backward_frees_what_was_left(n_after: int, freed: bool) -> None:
-    """Beside what the passes before it keep."""
+    """Beside what the earlier passes keep."""
     run, none = passes((100, 0)), backward(100, 100)
     after = passes((10, 0)), backward(110, n_after)
     assert idle._is_freed_later(run, none, after) == freed
@@ -68,7 +68,7 @@ def test_a_backward_keeps_the_graph(n_after: int, retained: bool, is_told: bool)
 
 @pytest.mark.parametrize(("in_backward", "used"), [(51, True), (50, False)])
 def test_a_backward_frees_most_of_what_is_at_the_peak(in_backward: int, used: bool) -> None:
-    """What was made between the passes does not count."""
+    """What was allocated between the passes does not count."""
     blocks = [
         Block(0, size, 0, event, None, 0, "", "", "", 0, phase, 0)
         for size, event, phase in (

@@ -1,4 +1,4 @@
-"""Recordings read by programs of one's own."""
+"""Recordings read by a user's own programs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_documents_example(
 
 
 def told_keys(command: str) -> tuple[list[str], list[str]]:
-    """Of the documents' table: those of the answer, and those of what it has several of."""
+    """From the documents' table: the fields of the answer, and of the things it has several of."""
     text = (ROOT / "docs" / "recording.md").read_text()
     (told,) = re.findall(rf"^\| `pyalloc {re.escape(command)}` \| (.*) \|$", text, re.MULTILINE)
     within = re.findall(r"\((?:a list of|for each) ([^)]*)\)", told)

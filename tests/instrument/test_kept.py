@@ -1,4 +1,4 @@
-"""What the program keeps although nothing needs it any more is told from what it needs."""
+"""What the program keeps although nothing needs it any more is told apart from what it needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LAYERS = """
 
 @pytest.mark.torch
 def test_what_a_hook_collects_is_not_for_a_checkpoint(record: Record) -> None:
-    """It is told by the module whose output it is; a checkpoint gives back what one step keeps, and no more."""
+    """It is named after the module whose output it is; a checkpoint gives back what one step keeps, and no more."""
     found = trace.analyse(record(LAYERS + """
     seen = []
     for layer in model.layers:
@@ -59,7 +59,7 @@ def test_what_a_hook_collects_is_not_for_a_checkpoint(record: Record) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("retained", [True, False])
 def test_a_graph_that_backward_keeps_is_no_evaluation(record: Record, retained: bool) -> None:
-    """Of the same passes, with and without: what the graph of the steps before needs is kept by retain_graph alone."""
+    """The same passes, with and without: only retain_graph keeps what the graph of earlier steps needs."""
     found = trace.analyse(record(LAYERS + f"""
     state = torch.ones(1024, 256, device="cuda")
     for step in range(3):
@@ -78,7 +78,7 @@ def test_a_graph_that_backward_keeps_is_no_evaluation(record: Record, retained: 
 
 @pytest.mark.torch
 def test_a_batch_size_that_is_searched_by_out_of_memory_is_no_evaluation(record: Record) -> None:
-    """Those passes have no backward because they, or the loss behind them, had no memory."""
+    """Those passes have no backward because they, or the loss after them, ran out of memory."""
     found = trace.analyse(record(LAYERS + """
     def train(n):
         output = model(torch.ones(n, 256, device="cuda"))
@@ -102,7 +102,7 @@ def test_a_batch_size_that_is_searched_by_out_of_memory_is_no_evaluation(record:
 @pytest.mark.torch
 @pytest.mark.parametrize("kept", [True, False])
 def test_optimizers_that_are_made_anew(record: Record, kept: bool) -> None:
-    """Each holds state of its own as long as it lives, and the steps of the last one count on."""
+    """Each holds state as long as it lives, and the steps of the last one count on."""
     found = trace.analyse(record(LAYERS + f"""
     made = []
     for epoch in range(3):
@@ -139,7 +139,7 @@ def test_optimizers_that_take_turns_at_the_same_parameters(record: Record) -> No
 
 @pytest.mark.torch
 def test_state_that_optimizers_are_meant_to_hold(record: Record) -> None:
-    """One around another, two that share a part of the model, and two with one state double nothing."""
+    """One within another, two that share a part of the model, and two with one state: nothing counts twice."""
     found = trace.analyse(record(LAYERS + """
     class Around(torch.optim.Optimizer):
         def __init__(self, inner):
@@ -186,7 +186,7 @@ def test_state_that_is_doubled_after_the_peak(record: Record) -> None:
 
 @pytest.mark.torch
 def test_an_optimizer_that_no_set_takes(record: Record) -> None:
-    """A class that says when two are equal, and so has no hash, steps beside another one as ever."""
+    """A class that defines equality, and so has no hash, steps beside another one as usual."""
     found = trace.analyse(record(LAYERS + """
     class Own(torch.optim.SGD):
         def __eq__(self, other):
@@ -205,7 +205,7 @@ def test_an_optimizer_that_no_set_takes(record: Record) -> None:
     ("every", "replaced"), [(3, False), (3, True), (1, False), (1, True), (20, False)]
 )
 def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None:
-    """An evaluation keeps its outputs; a variable that holds one of each, ever larger, is no leak."""
+    """An evaluation keeps its outputs; a variable that holds one of them, each larger than the last, is no leak."""
     for step in range(10):
         plan.event("step", "step", arg=step)
         if step % every == 0:

@@ -30,7 +30,7 @@ def dry(
 
 
 def test_a_recording_that_cannot_be_written_is_told_and_over(tmp_path: Path) -> None:
-    """A full disk (here: a limit on file sizes) ends that recording, nothing else: the next one works."""
+    """A full disk (here: a limit on file sizes) ends that recording and nothing else: the next one works."""
     program = """
 import resource, sys, pyalloc, torch
 from pyalloc import recording
@@ -153,13 +153,13 @@ def test_event_file_is_what_tensorboard_reads() -> None:
 
 
 def test_plugin_may_be_asked_for_by_name_and_loaded_by_itself() -> None:
-    """pytest refuses a plugin under two names: the installed entry point has that of `-p pyalloc.pytest_plugin`."""
+    """pytest refuses a plugin under two names: the installed entry point has the name of `-p pyalloc.pytest_plugin`."""
     entry = '[project.entry-points.pytest11]\n"pyalloc.pytest_plugin" = "pyalloc.pytest_plugin"\n\n'
     assert entry in (ROOT / "pyproject.toml").read_text()
 
 
 def test_a_program_that_is_pytest_is_not_warned_of_pyalloc(tmp_path: Path) -> None:
-    """Under `pyalloc run` the package is there before pytest, which would rewrite the asserts of its plugins."""
+    """Under `pyalloc run` the package is loaded before pytest, which would rewrite the asserts of its plugins."""
     (tmp_path / "marks.py").write_text('import pytest\npytest.register_assert_rewrite("pyalloc")\n')
     (tmp_path / "test_one.py").write_text("def test_one(): pass\n")
     program = "import sys, pyalloc, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -181,7 +181,7 @@ def test_a_program_that_is_pytest_is_not_warned_of_pyalloc(tmp_path: Path) -> No
 
 
 def run_pytest(tmp_path: Path, *words: object) -> str:
-    """What pytest says in a dry run with the plugin."""
+    """What pytest prints in a dry run with the plugin."""
     command = [
         "dryrun", "--memory", "4GB", sys.executable, "-m", "pytest", "-q", "-p", "pyalloc.pytest_plugin",
         "-p", "no:cacheprovider", *map(str, words),
@@ -195,7 +195,7 @@ def run_pytest(tmp_path: Path, *words: object) -> str:
 
 
 def test_the_pytest_plugin_limits_and_finds_leaks(tmp_path: Path) -> None:
-    """Loaded by name alone: the installed entry point may or may not be there."""
+    """Loaded by name only: the installed entry point may or may not exist."""
     tests = tmp_path / "test_memory.py"
     tests.write_text(
         """
@@ -351,7 +351,7 @@ def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None
 
 
 def test_the_end_of_a_forked_child_is_quiet(tmp_path: Path) -> None:
-    """Another thread ends the recording there; torch warns of whoever did not switch its history on."""
+    """Another thread ends the recording there; torch warns of anyone who did not switch its history on."""
     path, program = tmp_path / "out.pya", tmp_path / "program.py"
     program.write_text(
         "import multiprocessing, torch\n"

@@ -74,7 +74,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
         assert live.socket_path(pid).stat().st_mode & 0o77 == 0
         data = json.loads(pyalloc("stats", pid, "--json", "-q"))
         assert data["devices"]["0"]["allocated_bytes.all.current"] == 48 * MIB
-        assert list(data["devices"]) == ["0"]  # to look at the other would begin to use it
+        assert list(data["devices"]) == ["0"]  # looking at the other would begin to use it
         assert ("pyalloc_growths" in data["devices"]["0"]) == (allocator == "pyalloc")
         assert ("device 0: pyalloc_growths" in pyalloc("stats", pid)) == (allocator == "pyalloc")
         out = pyalloc("live", pid, "--count", "2", "--interval", "0.01")
@@ -110,7 +110,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
 def test_who_asks_for_lines_does_not_make_the_program_import_the_compiler(
     dry_python: RunPython,
 ) -> None:
-    """It takes longer than who asks waits."""
+    """It takes longer than a client waits."""
     dry_python(
         """
         import sys, torch
@@ -153,14 +153,14 @@ def test_processes_answer_where_the_folder_of_the_login_is_not(
     served = live.serve()
     assert served is not None and served.parent == tmp_path
     (tmp_path / "login").mkdir()
-    for folder in ("gone", "login", ""):  # who asks may have one
+    for folder in ("gone", "login", ""):  # a client may have one
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / folder) if folder else "")
         assert live.ask(os.getpid())["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TMP", "XDG_RUNTIME_DIR"])
 def test_a_process_is_found_where_its_own_environment_says(tmp_path: Path, name: str) -> None:
-    """A batch system gives each job a temporary folder, and who asks comes from elsewhere."""
+    """A batch system gives each job its own temporary folder, and the client has another."""
     variables = {key: text for key, text in os.environ.items() if key != "XDG_RUNTIME_DIR"}
     code = "from pyalloc import live; print(live.serve(), flush=True); input()"
     with subprocess.Popen(
@@ -180,7 +180,7 @@ def test_a_process_is_found_where_its_own_environment_says(tmp_path: Path, name:
 def test_a_process_is_found_once_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever found a socket that did not listen yet told of a process that never would."""
+    """A client that found a socket which did not listen yet reported a process that never would."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     path = live.socket_path(os.getpid())
     found: list[tuple[bool, bool]] = []
@@ -234,7 +234,7 @@ def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_end_of_a_process_is_no_line_among_its_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is it at its end where it does not answer for a while: it may be stopped."""
+    """Nor has it ended if it does not answer for a while: it may be stopped."""
     answers: list[dict[str, object] | UsageError] = [
         {"pid": 7, "devices": {}},
         live.BusyError("it is stopped"),
@@ -307,7 +307,7 @@ def test_a_sweep_tells_of_a_gap_once_for_each_trace(plan: Plan) -> None:
 def test_the_service_listens_in_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies elsewhere by its name may be another user's, who alone can remove it."""
+    """What lies elsewhere under its name may be another user's, and only that user can remove it."""
     shared, own = tmp_path / "shared", tmp_path / "own"
     for folder in (shared, own):
         folder.mkdir()
@@ -339,7 +339,7 @@ def test_the_end_of_a_forked_process_takes_no_socket_away(tmp_path: Path) -> Non
 def test_the_service_is_private_and_other_threads_files_are_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program may write a checkpoint in the moment in which it begins to be attached to."""
+    """A program may write a checkpoint just as somebody begins to attach to it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     set_mask = os.umask
     before = set_mask(0)
@@ -354,7 +354,7 @@ def test_the_service_is_private_and_other_threads_files_are_as_ever(
 def test_a_process_without_open_files_answers_once_it_has_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever asks waits meanwhile: the service goes on until its own socket is closed."""
+    """The client waits meanwhile: the service goes on until its own socket is closed."""
     here, there = socket.socketpair()
     coming: list[Any] = [OSError(errno.EMFILE, "too many"), (there, None), OSError(errno.EBADF, "")]
 
@@ -377,7 +377,7 @@ def test_a_process_without_open_files_answers_once_it_has_some(
 def test_a_process_answers_whatever_it_is_at(
     monkeypatch: pytest.MonkeyPatch, within: list[str]
 ) -> None:
-    """At the import of torch, or of what records, with words of its own in place of its arguments."""
+    """At the import of torch, or of the recording modules, with words of its own in place of its arguments."""
     torch = ModuleType("torch")
     for name in within:
         setattr(torch, name, ModuleType(name))
@@ -404,7 +404,7 @@ def test_a_sweep_of_nothing_is_empty() -> None:
 def test_a_sweep_that_fails_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan
 ) -> None:
-    """What would be replayed after it is for nothing: nobody is told of it."""
+    """What would be replayed after it is of no use: nobody gets it."""
     path, done = program(plan), []
     run_point = sweeping.run_point
 
@@ -517,7 +517,7 @@ def test_a_program_given_as_text_is_one_line_that_no_terminal_obeys(
 def test_what_is_left_of_a_sweep_that_was_broken_off_is_not_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ctrl-C had to wait for all replays: a second call, by the end of `with`, took the first one's wish back."""
+    """Ctrl-C had to wait for all replays: a second call, by the end of `with`, cancelled the first one's wish."""
     told = []
 
     class Pool(ProcessPoolExecutor):

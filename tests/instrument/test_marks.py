@@ -19,7 +19,7 @@ THREADS = (7, 9)
 
 @dataclass
 class Life:
-    """A block as the plan has it; freed: an event, or one that never comes."""
+    """A block as planned; freed: an event, or one that never comes."""
 
     made: int
     n_bytes: int
@@ -33,7 +33,7 @@ class Life:
 
 
 def busy(plan: Plan, n: int = 600) -> list[Life]:
-    """Writes what some lines and two threads make and free in three steps, and says what it was."""
+    """Writes what some lines and two threads allocate and free in three steps; returns the same as a list."""
     rng = random.Random(5)
     lines = {line: plan.stack(line, f"make_{line}") for line in range(1, 8)}
     lives: list[Life] = []
@@ -86,7 +86,7 @@ def test_what_is_held_at_each_mark(plan: Plan) -> None:
 
 
 def test_a_workspace_is_told_at_every_mark(plan: Plan) -> None:
-    """It has the line and the phase of what comes after it."""
+    """It has the line and the phase of what follows it."""
     busy(plan)
     found = trace.analyse(plan.done(), moments=24)
     blocks = found.peak.blocks
@@ -179,7 +179,7 @@ def test_the_flame_graph_of_a_range(plan: Plan, tmp_path: Path) -> None:
         for x, kind in ((0.6, "mousedown"), (0.4, "mousemove"), (0.4, "mouseup"), (0.4, "click")):
             page.value(f"{drag}({x}, '{kind}')")
         a, b = page.value("ends()")
-        assert 0 < a < b < len(moments) - 1  # the click that ends it is none
+        assert 0 < a < b < len(moments) - 1  # the click that ends it does not count
         for kind in ("mousedown", "mouseup", "click"):
             page.value(f"{drag}(0.5, '{kind}')")
         assert page.value("anchor") == -1 and a < page.value("at()") < b
@@ -226,7 +226,8 @@ def test_what_is_sought_and_threads_apart(plan: Plan, tmp_path: Path) -> None:
 def test_categories_at_marks_are_those_of_the_blocks(
     plan: Plan, is_differentiated_again: bool
 ) -> None:
-    """Two passes a step, in phases of the program's own: what the first backward makes goes in the second, or in it."""
+    """Two passes a step, in phases of the program's own: what the first backward allocates is freed in the second, or
+    in it."""
     rng = random.Random(5)
     plan.event("user", f"create_graph={is_differentiated_again}")
     at = 1 << 30

@@ -20,7 +20,7 @@ def test_what_did_not_change_is_called_as_before() -> None:
 
 
 def test_what_lies_below_inserted_lines_moves_with_them() -> None:
-    """Line 57 is in both, but that of the second is what was line 55."""
+    """Line 57 is in both, but in the second it is what was line 55."""
     before = frames(OLD, (10, "embed"), (55, "forward"), (57, "forward"), (90, "train"))
     after = frames(OLD, (10, "embed"), (57, "forward"), (59, "forward"), (94, "train"))
     assert moved.lines(before, after) == {
@@ -31,7 +31,7 @@ def test_what_lies_below_inserted_lines_moves_with_them() -> None:
 
 
 def test_other_code_between_lines_that_stayed_is_no_line_that_moved() -> None:
-    """One class's forward() runs instead of another's in one file."""
+    """In one file, another class's forward() runs."""
     before = frames(OLD, (42, "forward"), (57, "forward"), (58, "forward"), (100, "forward"))
     after = frames(OLD, (42, "forward"), (73, "forward"), (74, "forward"), (100, "forward"))
     assert moved.lines(before, after) == {}

@@ -44,7 +44,7 @@ def skip_without(*names: str) -> None:
 
 
 def run_cells(tmp_path: Path, allocator: str, *cells: str) -> list[str]:
-    """What each said, with how it ended in its last line."""
+    """The output of each, whose last line says how it ended."""
     skip_without("IPython")
     script = tmp_path / "cells.py"
     script.write_text(IPYTHON)
@@ -98,7 +98,7 @@ def test_what_goes_wrong_in_a_cell_leaves_a_whole_recording(tmp_path: Path) -> N
         f"%%pyalloc --text --force -o {path}\nz = make(2)",
     )
     assert "-- ZeroDivisionError, 100 MiB" in failed and f"recorded: {path}\n" in failed
-    # What comes last is the error with the cell's own lines, and none of ours.
+    # The last lines are the error with the cell's own lines, and none of ours.
     shown = failed[failed.index("Traceback (most") :]
     assert "In[3], line 4, in work()" in shown and "1 / 0" in shown and "notebook.py" not in shown
     assert f"UsageError: {path} already exists; --force overwrites it" in again

@@ -1,4 +1,4 @@
-"""Where commands write: nothing overwritten, full disks, closed streams, names of files, what is ended midway."""
+"""Where commands write: nothing overwritten, full disks, closed streams, file names, commands that are ended midway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as files: what one holds, names, whose is followed, and what the commands say of it."""
+"""Plans as files: their contents, their names, whose plan is followed, and what the commands say of it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ODD_NUMBERS = (
 def test_whatever_a_file_holds_it_is_refused_or_does_no_harm(
     steps: Path, tmp_path: Path, seed: int
 ) -> None:
-    """Numbers of others' making, places over one another, and files that end early."""
+    """Made-up numbers, overlapping places, and files that end early."""
     rng = random.Random(seed)
     whole, path = planning.make(steps).to_json(), tmp_path / "odd.plan"
     n_refused = n_followed = 0
@@ -179,7 +179,7 @@ def ranks_of(folder: Path, steps: Path, *names: str) -> list[Path]:
 
 
 def test_plans_of_ranks_have_one_name(steps: Path, tmp_path: Path) -> None:
-    """That of the first, whether their recordings are whole or not, and whatever else a rank started."""
+    """The plan of the first, whether or not their recordings are complete, and whatever else a rank started."""
     follow = "next: pyalloc run --plan {} torchrun --nproc-per-node 2 /my/train.py --deep"
     whole = ranks_of(tmp_path / "a", steps, "out.rank0.pya", "out.rank0.77.pya", "out.rank1.pya")
     told = pyalloc("plan", *sorted(whole)).splitlines()
@@ -267,7 +267,7 @@ def test_a_replay_without_the_plan_it_was_given(steps: Path) -> None:
 def test_whose_plan_is_followed(
     steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several ranks' plans each takes its own, of one all of them that; a launcher has no memory to plan."""
+    """Of several ranks' plans each takes its own; a single plan is for all; a launcher has no memory to plan."""
     given, own = tmp_path / "out.plan", tmp_path / "out.rank1.plan"
     assert Config.of(plan=given).plan == str(given)  # to be told that there is none
     own.write_text(planning.make(steps).to_json())
@@ -301,7 +301,7 @@ def test_plans_of_several_files_have_their_names(steps: Path, tmp_path: Path) ->
 def test_a_plan_that_needs_more_is_told(
     more: int, steps: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Private pools take pages that lie idle, and a plan knows nothing of them: with graphs it may need more."""
+    """Private pools take idle pages that a plan knows nothing of: with graphs it may need more."""
     found = plan_command._replayed
 
     def replayed(*args: Any) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def test_a_plan_that_needs_more_is_told(
     monkeypatch.setattr(plan_command, "_replayed", replayed)
     assert cli.main(["plan", str(steps)]) == 0
     out, err = capsys.readouterr()
-    is_told = more > 2 * MIB  # a page more or less is chance
+    is_told = more > 2 * MIB  # one page more or less is chance
     assert ("The program needs less memory without the plan" in out) == is_told
     assert ("next: pyalloc run --plan" not in err) == is_told
     assert "next: pyalloc run" in err

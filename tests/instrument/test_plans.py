@@ -1,4 +1,4 @@
-"""Plans: places worked out from a recording."""
+"""Plans: places computed from a recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyalloc.errors import PlanError
 
 
 def lives(path: Path, n: int) -> list[tuple[int, int, int]]:
-    """Size, birth and death of the first n requests, in events; read anew, without planning.py."""
+    """Size, birth and death of the first n requests, in events; read independently of planning.py."""
     reader = _core.TraceReader(path)
     kinds, _, _, _, _, addresses, sizes, *_ = reader.read(10**5)
     alive: dict[int, int] = {}
@@ -37,7 +37,7 @@ def lives(path: Path, n: int) -> list[tuple[int, int, int]]:
 
 
 def check_places(path: Path, made: planning.Part) -> None:
-    """No byte is under two blocks that live at one time."""
+    """No byte is under two blocks that live at the same time."""
     blocks = lives(path, len(made.places))
     for i, (size, born, died) in enumerate(blocks):
         place = made.places[i]
@@ -107,7 +107,7 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     assert f"instead of {had} ({alone} without the plan)" in item["text"]
     assert f"pyalloc plan {path}`" in item["text"] and "plan.plan" in item["text"]
     policy = next(item["text"] for item in told["advice"] if item["kind"] == "policy")
-    assert "pyalloc run" in policy and "planned" not in policy  # an allocator is advised
+    assert "pyalloc run" in policy and "planned" not in policy  # another allocator is advised
     named = json.loads(pyalloc("plan", path, "--json", "-q"))
     assert named["replayed"]["planned"]["peak_bytes"] == planned
 
@@ -132,7 +132,7 @@ def test_the_report_has_no_plan_where_no_step_repeats(plan: Plan) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_program(plan: Plan, seed: int) -> None:
-    """Also one that does not repeat itself: its plan is of all it did."""
+    """Also one that does not repeat itself: its plan covers everything it did."""
     rng = random.Random(seed)
     program, live = Program(plan), list[int]()
     for _ in range(300):
@@ -158,7 +158,7 @@ def test_looking_for_steps_tells_how_far_it_is(steps: Path) -> None:
 
 
 def test_placing_can_be_ended() -> None:
-    """A long step takes some seconds: what is called meanwhile may raise, as Ctrl-C does."""
+    """A long step takes seconds: what is called meanwhile may raise, as Ctrl-C does."""
     rng = random.Random(1)
     numbers = array("Q")
     for _ in range(6000):
@@ -187,9 +187,9 @@ def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
         plan.event("pool_end", addr=1, arg=0)
         program.give(program.take(32 * KIB, device=1), device=1)
     path = plan.done()
-    made = only(planning.make(path))  # device 1 is asked for less than a percent
+    made = only(planning.make(path))  # device 1 needs less than a percent
     assert made.period == 13
-    # Of one step 3 + 8 + 2 + 5 + 4 * 4 MiB and 28 KiB here, 2 elsewhere.
+    # One step has 3 + 8 + 2 + 5 + 4 * 4 MiB and 28 KiB here, 2 elsewhere.
     assert made.elsewhere == pytest.approx(2 / 36, abs=0.003)
     assert len(only(planning.make(path, device=1)).places) == 4
     said = pyalloc("plan", path, "-o", path.with_suffix(".plan"))
@@ -200,7 +200,7 @@ def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
     "odd", [("pool_end",), ("pool_begin", "pool_begin", "pool_end"), ("pool_release",)]
 )
 def test_pools_that_torch_refuses_to_begin_or_end(plan: Plan, odd: tuple[str, ...]) -> None:
-    """As replays have it: those are no events, and requests go where they went."""
+    """As replays see it: these are no events, and requests go where they went."""
     for kind in odd:
         plan.event(kind, addr=1, arg=0)
     program = Program(plan)
@@ -226,7 +226,7 @@ def test_a_recording_is_not_loaded_to_be_planned(plan: Plan) -> None:
 
 
 def test_devices_of_one_process_have_their_own(plan: Plan) -> None:
-    """Planned together as each would be alone; followed, replayed, by each of them."""
+    """Planned together as each would be alone; each of them follows and replays it."""
     program = Program(plan)
     for step in range(5):
         program.step(first=step == 0)
@@ -252,7 +252,7 @@ def test_devices_of_one_process_have_their_own(plan: Plan) -> None:
 
 
 def test_what_outlives_the_next_of_its_kind_has_no_place(plan: Plan) -> None:
-    """However long it does: steps are alike all the same."""
+    """However long it takes: steps are alike all the same."""
     program, held = Program(plan), list[int]()
     for step in range(8):
         program.step(first=False)
@@ -266,7 +266,7 @@ def test_what_outlives_the_next_of_its_kind_has_no_place(plan: Plan) -> None:
 
 
 def test_what_waits_for_the_next_of_its_kind_lies_in_two_places_in_turns(plan: Plan) -> None:
-    """Results in a variable are there until it gets the next ones."""
+    """Results in a variable stay until it gets the next ones."""
     program, result = Program(plan), None
     for _ in range(6):
         made = [program.take(size * MIB) for size in (3, 8, 2, 5)]
@@ -339,7 +339,7 @@ def test_a_free_that_is_not_in_the_recording(plan: Plan) -> None:
 
 @pytest.mark.torch
 def test_of_a_snapshot_of_torchs(dry_python: RunPython, tmp_path: Path) -> None:
-    """With a history from the beginning on; else it is refused."""
+    """With a history from the beginning on; otherwise it is refused."""
     whole, late = tmp_path / "whole.pickle", tmp_path / "late.pickle"
     program = textwrap.indent(textwrap.dedent(training(4)), 8 * " ").strip()
     dry_python(

@@ -57,7 +57,7 @@ def test_one_process_trains_on_two_devices(
 def test_training_with_a_plan(
     record: Record, dry_python: RunPython, tmp_path: Path, allocator: str, batches: int
 ) -> None:
-    """Every request gets its place, whichever allocator it was recorded on, and no device call comes after step 2."""
+    """Every request gets its place, on whichever allocator it was recorded, and no device call comes after step 2."""
     recorded = record(training(4, batches), "--allocator", allocator)
     target = tmp_path / "out.plan"
     pyalloc("plan", recorded, "-o", target)
@@ -91,7 +91,7 @@ def test_training_with_a_plan(
 
 @pytest.mark.torch
 def test_contents_stay_apart(record: Record, dry_python: RunPython, tmp_path: Path) -> None:
-    """Of a program that asks for something else than was recorded, each tensor keeps what was written into it."""
+    """If a program requests something else than was recorded, each tensor keeps what was written into it."""
     recorded = record(training(4))
     target = tmp_path / "out.plan"
     pyalloc("plan", recorded, "-o", target, "-q")
