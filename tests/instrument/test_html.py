@@ -526,7 +526,7 @@ def test_the_page_names_no_other_place(plan: Plan) -> None:
 
 @needs_browser
 def test_thousands_of_live_blocks_are_drawn_in_few_rectangles(plan: Plan, tmp_path: Path) -> None:
-    """They hold as much as the blocks: thin ones are joined, and each is drawn once for all columns where it is equal."""
+    """They hold as much as the blocks: thin ones are joined, and each is drawn once for all its equal columns."""
     n_live, n_short = 3000, 2000
     plan.event("segment_alloc", addr=1 << 30, bytes=8192 * MIB)
     for i in range(n_live):
