@@ -65,7 +65,7 @@ def test_a_leak_is_found_with_its_line(record: Record) -> None:
     ("batch", "keep"), [(256, "out = {}"), (8192, "out = {}"), (4096, "outs.append({}.mean())")]
 )
 def test_forgotten_no_grad(record: Record, batch: int, keep: str) -> None:
-    """Of small batches the peak is the training's, and stays."""
+    """With small batches, the peak is the training's and stays."""
     call = keep.format(f'model(torch.randn({batch}, 512, device="cuda"))')
     program = LOOP + f"""
     outs = []
@@ -111,7 +111,7 @@ def test_a_backward_that_is_no_phase(plan: Plan, evaluates: bool) -> None:
     for number in range(6):
         forward(plan, number, [4, 4, 4])
         if number < 3 or not evaluates:
-            plan.event("alloc", addr=1 << 20, bytes=MIB)  # of a thread of autograd's
+            plan.event("alloc", addr=1 << 20, bytes=MIB)  # on one of autograd's threads
             plan.event("free_requested", addr=1 << 20)
         dropped(plan, number, range(3))
     found = kinds(plan.done())
@@ -128,7 +128,7 @@ def test_forgotten_no_grad_in_a_phase_of_the_programs_own(plan: Plan) -> None:
             plan.event("alloc", addr=(10 * i + j + 1) << 24, bytes=MIB, stack=plan.stack(7))
         for name in ("forward", outer):
             plan.event("phase_end", name)
-    # The last of a run may be that of the step whose backward follows.
+    # The last of a run may belong to the step whose backward follows.
     assert "2 forward passes" in kinds(plan.done())["no_grad"].text
 
 
@@ -142,7 +142,7 @@ def forward(plan: Plan, number: int, sizes: Sequence[int]) -> None:
 
 
 def dropped(plan: Plan, number: int, places: Sequence[int]) -> None:
-    """Of what that pass kept, what lies at these places."""
+    """What lies at these places, of what that pass kept."""
     for i in places:
         plan.event("free_requested", addr=(10 * number + i + 1) << 30)
 
@@ -160,11 +160,11 @@ def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
         plan.event("phase_end", "backward")
     found = kinds(plan.done())["no_grad"]
     assert found.text.startswith("4 forward passes in a row keep 12.0 MiB each")
-    assert found.saved_bytes == 44 * MIB  # what the operation at work needs stays
+    assert found.saved_bytes == 44 * MIB  # what the running operation needs stays
 
 
 def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) -> None:
-    """As of a generator, large beside the activations of a discriminator."""
+    """Like a generator's, large beside the activations of a discriminator."""
     for _ in range(3):
         forward(plan, 0, [40, 1, 1])
         forward(plan, 1, [2, 2, 2])
@@ -179,9 +179,9 @@ def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) ->
 
 
 def test_a_generator_is_kept_for_its_own_loss(plan: Plan) -> None:
-    """The discriminator's goes through it no more: fake.detach()."""
+    """The discriminator's backward no longer goes through it: fake.detach()."""
     for _ in range(3):
-        # The generator, and the discriminator for what is real and what is not.
+        # The generator, and the discriminator for real and for generated input.
         for number in range(3):
             forward(plan, number, [4, 4, 4, 4])
         plan.event("phase_begin", "backward")
@@ -199,7 +199,7 @@ def test_a_generator_is_kept_for_its_own_loss(plan: Plan) -> None:
 
 
 def test_an_evaluation_before_a_training_step_is_not_kept_for_it(plan: Plan) -> None:
-    """What the step's backward frees is its own pass, not the evaluation's."""
+    """The backward of the step frees its own pass, not the evaluation's."""
     for _ in range(3):
         for number in range(4):
             forward(plan, number, [4, 4, 4, 4])
@@ -247,7 +247,7 @@ def test_nothing_is_made_again_for_a_backward_that_never_comes(plan: Plan) -> No
 
 
 def test_what_a_function_makes_once_and_keeps_is_in_no_checkpoints_way(plan: Plan) -> None:
-    """As the workspace of cuBLASLt, which torch 2.9 made at a layer's first product."""
+    """Like the workspace of cuBLASLt, which torch 2.9 made at a layer's first product."""
     for i in range(3):
         plan.event("phase_begin", "forward")
         for j in range(5):
@@ -303,7 +303,7 @@ def test_checkpoints_save_what_is_said(record: Record) -> None:
 
 
 def test_passes_whose_backward_comes_at_the_end_are_not_called_idle(plan: Plan) -> None:
-    """As the steps of a recurrent net, or the three parts of one loss."""
+    """Like the steps of a recurrent net, or the three parts of one loss."""
     for i in range(4):
         plan.event("phase_begin", "forward")
         for j in range(3):
@@ -418,7 +418,7 @@ def test_broadcast_product(record: Record, planted: str, instead: str, n: int) -
     after = record(program.replace("EXPRESSION", instead))
     assert "broadcast_product" not in kinds(after)
     fell = peak - trace.analyse(after).totals["peak_bytes"]
-    workspace = (found.saved_bytes or 0) - fell  # torch's, of what is done instead
+    workspace = (found.saved_bytes or 0) - fell  # torch's, about what is done instead
     assert 0 <= workspace < 34 * MIB and fell > (128 * n - 34) * MIB
 
 
@@ -480,7 +480,7 @@ def test_outputs_of_the_step_before(plan: Plan) -> None:
 
 @pytest.mark.parametrize("phase", ["forward", "inference"])
 def test_a_librarys_model_is_told_by_its_layers(plan: Plan, phase: str) -> None:
-    """One line of the user's own made all of it: that line alone tells nothing."""
+    """One line of the user's own allocated all of it, so the line alone says nothing."""
     library = "/venv/lib/python3.11/site-packages/transformers/models/bert/modeling_bert.py"
     own = plan.stack(7, "main")
     texts = [plan.writer.string(text) for text in ("Layer.forward", library)]
@@ -526,7 +526,7 @@ def test_names_of_numbered_modules(module: str, everywhere: str, layers: str) ->
 
 
 def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> None:
-    """Without marks of modules, as torch's own history has none."""
+    """Without marks of modules, as in torch's own history."""
     packages = "/venv/lib/python3.11/site-packages"
 
     def stack(*frames: tuple[str, str]) -> int:

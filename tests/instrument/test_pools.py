@@ -16,7 +16,8 @@ AT = 1 << 40
 
 
 def graphs(plan: Plan) -> Path:
-    """8 MiB in no pool; a graph's pool of 22 MiB with 2 in use and an idle one of 6; a pool on device 1 of pages."""
+    """8 MiB outside pools; a graph's pool of 22 MiB with 2 in use, and an idle one of 6; on device 1, a pool of
+    pages."""
     plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
     plan.event("alloc", addr=AT, bytes=8 * MIB, stack=plan.stack(3))
     plan.event("pool_begin", addr=1, arg=0)
@@ -70,7 +71,7 @@ def test_what_a_pool_keeps_is_told(plan: Plan, tmp_path: Path) -> None:
 def test_exports_tell_the_pools_of_segments_and_their_ends(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, n: int
 ) -> None:
-    """Also where only the newest entries are exported.  Requests go to a pool after its memory came, as from torch."""
+    """Also if only the newest entries are exported.  Requests go to a pool after its memory came, as in torch."""
     plan.event("user", "allocator=native")
     plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
     plan.event("pool_begin", addr=1, arg=2)
@@ -100,7 +101,7 @@ def test_a_program_without_pools_is_told_of_none(plan: Plan) -> None:
 
 
 def test_pages_go_from_one_pool_to_another(plan: Plan) -> None:
-    """Of a segment that is mapped by pages each page is of the pool that used it last."""
+    """In a segment that is mapped by pages, each page belongs to the pool that used it last."""
     plan.event("segment_map", addr=AT, bytes=8 * MIB)
     plan.event("pool_begin", addr=0, arg=3)
     plan.event("alloc", addr=AT, bytes=8 * MIB)
@@ -151,7 +152,7 @@ def test_a_block_over_pages_of_several_pools_takes_all_of_them(plan: Plan) -> No
 
 
 def test_segments_of_a_snapshot_are_of_the_pool_that_their_entries_name(tmp_path: Path) -> None:
-    """Torch tells of the segment before the block that it is for."""
+    """torch reports the segment before the block that it is for."""
     path = tmp_path / "snapshot.pickle"
     sizes = {AT: (50, 20, (0, 1)), 2 * AT: (300, 300, (0, 0))}
     entries, segments = [], []

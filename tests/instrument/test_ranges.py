@@ -19,7 +19,7 @@ SECOND = 1_000_000  # in torch's times
 
 
 def history(n_steps: int, optimizer: str = "AdamW") -> tuple[list[Any], list[Any]]:
-    """Entries and ranges of steps that make 4 MiB in forward, 2 in backward and 1 in the optimizer, which is kept."""
+    """Entries and ranges of steps: 4 MiB in forward, 2 in backward, and 1 in the optimizer, which is kept."""
     entries: list[dict[str, Any]] = []
     ranges: list[dict[str, Any]] = []
     for step in range(n_steps):
@@ -75,11 +75,11 @@ def test_ranges_are_phases_and_those_of_optimizers_end_steps(tmp_path: Path) -> 
         ("zzss" * 5, 5, True),
         ("s" + "zzss" * 4 + "zzs", 5, True),  # cut off on both sides
         ("sszz" * 3 + "ss", 4, True),
-        ("zs" * 6, 6, False),  # of one, or of two in turns
+        ("zs" * 6, 6, False),  # one phase, or two in turns
         ("zss" * 4, 8, False),
         ("s" * 6, 6, False),
         ("zzss" * 2 + "zs" * 2, 6, False),
-        ("zzsszz", 2, False),  # once tells nothing
+        ("zzsszz", 2, False),  # once says nothing
         ("z" + "zzss" * 3, 6, False),
     ],
 )

@@ -63,7 +63,7 @@ def test_two_runs_and_two_steps_are_compared(tmp_path: Path, plan: Plan) -> None
 
 
 def test_what_begins_after_the_last_step_is_its_end(plan: Plan) -> None:
-    """Steps that end with the optimizer's: the last one's end begins one that the program does not have."""
+    """Steps that end with the optimizer's: the end of the last one begins a step that the program does not have."""
     for step in range(3, 6):
         plan.event("step", "step", arg=step)
         plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(8))
@@ -78,7 +78,7 @@ def test_what_begins_after_the_last_step_is_its_end(plan: Plan) -> None:
 
 
 def test_lines_of_alike_names_are_told_apart(plan: Plan, tmp_path: Path) -> None:
-    """Names that differ at their ends only."""
+    """Names that differ only at their ends."""
     plan.event("segment_alloc", addr=1 << 30, bytes=40 * MIB)
     for i, name in enumerate(("first", "second")):
         at, n = (1 << 30) + i * 20 * MIB, (i + 4) * MIB
@@ -160,7 +160,7 @@ def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:
 
 @pytest.mark.parametrize("n", [1, 20])
 def test_phases_within_others_have_their_row(plan: Plan, n: int) -> None:
-    """A closure's backward lies within the optimizer's step, and the peak in it."""
+    """A closure's backward lies within the optimizer's step, and so does the peak."""
     for _ in range(n):
         plan.event("phase_begin", "optimizer")
         plan.event("phase_begin", "backward")
@@ -178,7 +178,7 @@ def test_phases_within_others_have_their_row(plan: Plan, n: int) -> None:
 
 
 class Watched(list[Any]):
-    """A list that counts how often somebody goes through it."""
+    """A list that counts how often it is iterated over."""
 
     n_times = 0
 
@@ -200,7 +200,7 @@ def test_phases_that_have_a_name_each_are_gone_through_once(plan: Plan) -> None:
 
 
 def test_the_step_of_the_peak_is_looked_at_block_by_block(plan: Plan) -> None:
-    """Blocks that touch the step are there, those before and after it are not, small ones give way."""
+    """Blocks that touch the step are shown, earlier and later ones are not, small ones give way."""
     for step in range(3):
         plan.event("step", "step", arg=step)
         if step == 1:
@@ -275,7 +275,7 @@ def test_phases_and_steps_have_the_same_numbers(plan: Plan) -> None:
 def test_a_snapshot_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    """Of a million entries that takes half a minute."""
+    """With a million entries that takes half a minute."""
     entries = []
     ranges = []
     for step in range(12):
@@ -308,7 +308,7 @@ def test_a_snapshot_is_read_once(
     monkeypatch.setattr(convert, "_TELL_EVERY", 9)
     assert cli.main([words[0], str(path), *words[1:]]) == 0
     assert reads == [path]
-    assert not shown  # else a line would stay on the terminal
+    assert not shown  # otherwise a line would stay on the terminal
     size = path.stat().st_size
     of_entries = [done for done, _ in told if done >= size // 2]  # what the unpickler reads before
     assert [(36 + 9 * i) * size // 72 for i in range(4)] == of_entries[:4]
@@ -338,7 +338,7 @@ def test_a_snapshot_is_dropped_once_a_trace_is_made_of_it(
 
 
 def test_a_snapshot_is_read_with_progress_and_may_be_interrupted(tmp_path: Path) -> None:
-    """The unpickler is C code that lets no Ctrl-C in before all is read, minutes later."""
+    """The unpickler is C code that lets no Ctrl-C in until everything is read, minutes later."""
     path = tmp_path / "snapshot.pickle"
     names = [f"line {i}" for i in range(100_000)]
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [], "names": names}))
@@ -363,7 +363,7 @@ def test_a_dash_is_told_apart_from_a_missing_file(command: str) -> None:
 
 @pytest.fixture
 def again(plan: Plan) -> Path:
-    """Steps 7 and 8, twice, of 1 and 2, then of 4 and 8 MiB more; the counter is beyond 32 bits."""
+    """Steps 7 and 8, twice: 1 and 2 MiB, then 4 and 8 more.  The counter is beyond 32 bits."""
     for i in range(4):
         plan.event("step", "step", arg=2**40 + 7 + i % 2)
         plan.event("phase_begin", "forward")
@@ -394,6 +394,6 @@ def test_of_several_steps_with_one_number_the_last_counts(again: Path) -> None:
     assert out.startswith(f"step {first}: 3.0 MiB; step {second}: 7.0 MiB, 4.0 MiB more (")
     out = pyalloc("diff", again, "--steps", second, first, "-q")  # the last of one before it
     assert out.startswith(f"step {second}: 1.0 MiB; step {first}: 3.0 MiB, 2.0 MiB more (")
-    out = pyalloc("diff", again, "-q")  # without a wish, in the order of the run
+    out = pyalloc("diff", again, "-q")  # without a choice, in the order of the run
     assert out.startswith(f"step {first}: 3.0 MiB; step {second}: 7.0 MiB, 4.0 MiB more (")
     assert "the last" in pyalloc("top", "--help") and "the last" in pyalloc("diff", "--help")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 
 def _observed() -> tuple[list[Any], SimpleNamespace]:
-    """Who is told when memory runs out, and what they are given for torch."""
+    """The observers called when memory runs out, and what torch is given for them."""
     observers: list[Any] = []
     attach = observers.append
     return observers, SimpleNamespace(
@@ -33,7 +33,7 @@ def _observed() -> tuple[list[Any], SimpleNamespace]:
 def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Explaining reads the trace so far: after it took a second, it takes none of the next twenty."""
+    """Explaining reads the trace so far: after it took one second, it takes none of the next twenty."""
     observers, torch = _observed()
     recorder = recording.Recorder(tmp_path / "out.pya")
     now, explained = [100.0], []
@@ -57,7 +57,7 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
 def test_out_of_memory_that_cannot_be_explained_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """pip put another pyalloc into the place of the one that runs, and what explains was not imported yet."""
+    """pip replaced the running pyalloc, and the module that explains was not imported yet."""
     observers, torch = _observed()
 
     def explain(*arguments: object) -> None:
@@ -78,7 +78,7 @@ def test_out_of_memory_that_cannot_be_explained_is_told_once(
 def test_recordings_that_are_over_are_let_go_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch keeps what it is to tell when memory runs out for ever: a program may record each of its requests."""
+    """torch keeps its out-of-memory observers for ever, and a program may record each of its requests."""
     observers, torch = _observed()
     active, told = recording._Active(), []
     monkeypatch.setattr(recording, "_active", active)
@@ -101,7 +101,7 @@ def test_recordings_that_are_over_are_let_go_of(
 def test_a_recording_that_ends_while_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the program, in another thread: it was told as one to None, or not answered at all."""
+    """By the program, in another thread: it was reported as a recording to None, or not answered at all."""
     left: list[recording.Recorder | None] = []
 
     class Active:
@@ -127,7 +127,7 @@ def test_a_recording_that_ends_while_it_is_told(
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a slow machine five seconds without a mark are nothing; where a move takes long it waits for longer."""
+    """On a slow machine five seconds without a mark mean nothing: if a move takes long, the next one waits longer."""
     now, made = [100.0], [0]
     monkeypatch.setattr(eventsources.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(eventsources, "made", lambda: (made[0], made[0]))
@@ -150,7 +150,7 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
 def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is done between a snapshot and the clearing after it is lost."""
+    """What happens between a snapshot and the clearing after it is lost."""
     now, cleared = [100.0], []
     whole = {"segments": [], "device_traces": [[{"action": "alloc"}] * 10]}
     monkeypatch.setattr(eventsources.time, "monotonic", lambda: now[0])
@@ -178,7 +178,7 @@ def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
 def test_torchs_history_is_moved_at_marks_where_there_are_no_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server that answers and answers, and is killed, would lose what it did in the minutes before."""
+    """A server that only answers requests, and is killed, would lose what it did in the minutes before."""
     now = [100.0]
     monkeypatch.setattr(eventsources.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(eventsources, "made", lambda: (0, 0))
@@ -192,7 +192,7 @@ def test_torchs_history_is_moved_at_marks_where_there_are_no_steps(
 def test_many_blocks_are_looked_at_more_rarely(
     monkeypatch: pytest.MonkeyPatch, n_blocks: int, period: float
 ) -> None:
-    """A snapshot of torch's has all of them, however little happened."""
+    """A snapshot of torch's contains all of them, however little happened."""
     half = {"blocks": [{}] * (n_blocks // 2)}
     monkeypatch.setattr(
         eventsources.snapshots, "take", lambda: {"segments": [half] * 2, "device_traces": [[]]}
@@ -235,7 +235,7 @@ def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
 def test_what_the_collector_frees_while_torchs_history_is_moved_is_not_lost(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, when: str
 ) -> None:
-    """A snapshot makes many objects, at which Python collects: a model in a cycle went, and stayed in the recording."""
+    """A snapshot makes many objects, so Python collects: a model in a cycle was freed, and stayed in the recording."""
     path = tmp_path / "out.pya"
     done = dry_python(f"""
         import gc, torch, pyalloc
@@ -274,7 +274,8 @@ def test_what_the_collector_frees_while_torchs_history_is_moved_is_not_lost(
 def test_no_compiler_is_loaded_for_stacks(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
 ) -> None:
-    """A snapshot of torch's own imports torch._inductor, for seconds; whoever else wants it has it, then and later."""
+    """torch's own snapshot imports torch._inductor, for seconds.  Others that want the module get it, then and
+    later."""
     done = dry_python(
         f"""
         import sys, threading, torch, pyalloc
@@ -298,7 +299,7 @@ def test_no_compiler_is_loaded_for_stacks(
 
 
 def test_threads_that_allocate_without_the_gil_lose_nothing(record: Record) -> None:
-    """Four threads and the backward's own; every allocation is in the trace once, every free as well."""
+    """Four threads and the backward's own: the trace has every allocation once, and every free."""
     path = record("""
     import threading, torch
 
@@ -329,7 +330,7 @@ def test_threads_that_allocate_without_the_gil_lose_nothing(record: Record) -> N
 def test_what_was_before_the_recording_is_not_in_it(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
 ) -> None:
-    """Where the program had torch's history on; what is alive when it begins is told as its state."""
+    """If the program had torch's history on: what is alive when the recording begins is its initial state."""
     dry_python(
         f"""
         import torch, pyalloc
@@ -354,7 +355,7 @@ def test_what_was_before_the_recording_is_not_in_it(
 def test_a_programs_own_history_takes_nothing_from_the_recording(
     record: Record, allocator: str
 ) -> None:
-    """Programs switch torch's history on for some steps, and off: the recording goes on."""
+    """Programs switch torch's history on for some steps, and off again: the recording goes on."""
     path = record("""
     import torch
     def empty(mib):
@@ -374,7 +375,7 @@ def test_a_programs_own_history_takes_nothing_from_the_recording(
 
 
 def test_history_calls_from_cpp_take_nothing_from_the_recording(record: Record) -> None:
-    """As the profiler's service makes them: past torch's functions in Python, of which pyalloc answers its own."""
+    """As the profiler's service makes them: past torch's Python functions, some of which pyalloc answers itself."""
     path = record("""
     import sys, torch
     def empty(mib):
@@ -420,7 +421,7 @@ def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> N
 
 
 def test_events_and_marks_keep_their_order(record: Record) -> None:
-    """Phases of one allocation each: its allocation lies between its marks, to the nanosecond."""
+    """Phases with one allocation each: the allocation lies between its phase's marks, to the nanosecond."""
     path = record("""
     import pyalloc, torch
     torch.empty(1, device="cuda")
@@ -435,7 +436,7 @@ def test_events_and_marks_keep_their_order(record: Record) -> None:
 
 
 def test_events_of_two_devices_keep_their_order(record: Record) -> None:
-    """Each device has a history of its own, and what is asked for comes before what was there goes."""
+    """Each device has a history of its own; requests come before what was there is freed."""
     path = record("""
     import torch
     for i in range(40):
@@ -465,7 +466,7 @@ def test_cpp_frames_begin_where_the_request_came_from(record: Record) -> None:
 
 
 def test_cpp_frames_leave_room_for_the_programs_own(record: Record) -> None:
-    """Deep programs: each call of a module is one of Python and several of C."""
+    """Deep programs: each call of a module is one Python frame and several of C."""
     path = record("""
     import torch
     def ask(depth):
@@ -485,7 +486,7 @@ def test_cpp_frames_leave_room_for_the_programs_own(record: Record) -> None:
 def test_what_the_program_gives_back_is_given_back_in_replays(
     record: Record, allocator: str
 ) -> None:
-    """300 MiB are cached and given back before 400 are asked for: 400 are enough, as they were."""
+    """300 MiB are cached and given back before 400 are requested: 400 are enough, as they were."""
     path = record("""
     import torch
     def take(mib):
@@ -504,7 +505,7 @@ def test_what_the_program_gives_back_is_given_back_in_replays(
 
 @ALLOCATORS
 def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str) -> None:
-    """What a pool left free is nobody else's while it lives: 64 MiB of it, 64 beside it; then another's."""
+    """A pool's free memory is nobody else's while the pool lives: 64 MiB in it, 64 beside it; then another's."""
     if allocator == "native" and pytest.importorskip("torch").__version__ < (2, 12):
         pytest.skip("the history of this torch says nothing of pools")
     path = record("""

@@ -157,7 +157,7 @@ torch.cuda.memory._record_memory_history(enabled=None)"""
     assert "used 3" in shown
     assert (
         "Requested callback is not found" not in shown
-    )  # torch, where history is switched off twice
+    )  # by torch, which switches history off twice
     assert told in shown and out.exists() == (told == "")
 
 
@@ -179,7 +179,7 @@ def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, 
 def test_an_explanation_goes_with_the_recording_that_it_is_of(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """Beside one that overwrites it, and never ran out of memory, it would be of that."""
+    """Beside a recording that replaced it, and never ran out of memory, it would seem to belong to that."""
     out = tmp_path / "out.pya"
     dry_python(f"""
         import os, torch, pyalloc
@@ -253,7 +253,7 @@ def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str
 
 
 def test_a_recording_that_ends_while_it_is_read_is_told_by_its_name(plan: Plan) -> None:
-    """A second look at it, or who looks a moment too late, found no such file."""
+    """A second look at the file, or one a moment too late, found none."""
     out = small_trace(plan)
     part = out.rename(recorded.part(out))
     with pytest.raises(TraceError) as caught, trace.read_once(part):
@@ -279,7 +279,7 @@ def test_a_program_may_go_elsewhere_while_it_is_recorded(
 
 
 def test_processes_that_begin_at_once_have_a_recording_each(tmp_path: Path) -> None:
-    """One after the other sees that nothing is there, then both begin."""
+    """Each sees that there is no file yet, then both begin."""
     out = tmp_path / "out.pya"
     program = f"""
 import os, time, torch
@@ -329,4 +329,4 @@ def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
     first, second, third, fourth = done.stdout.splitlines()
     assert "out.pya.part already exists (from a recording that was cut off" in first
     assert second == "False" and "another recording is writing to it" in third
-    assert fourth == "True"  # what was recorded before stays until another is whole
+    assert fourth == "True"  # what was recorded before stays until another file is complete

@@ -25,7 +25,7 @@ def freed(plan: Plan, addr: int, *, completes: bool = True) -> None:
 
 
 def program(plan: Plan, allocator: str) -> Path:
-    """All that can lie idle, then a request of 40 MiB that nothing of it serves."""
+    """Everything that can lie idle, then a request of 40 MiB that none of it serves."""
     plan.event("user", f"allocator={allocator}")
     plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
     for at, n in ((0, 30), (30, 10), (40, 24)):
@@ -71,7 +71,7 @@ def test_what_is_reserved_and_not_in_use_is_told_apart(plan: Plan, tmp_path: Pat
 
 @pytest.mark.parametrize("source", ["recording", "torch snapshot"])
 def test_pyallocs_memory_is_not_kept_by_stream_or_size(plan: Plan, source: str) -> None:
-    """Nor where it is told by a snapshot, which has not what recordings have."""
+    """Nor if a snapshot says so, which lacks what recordings have."""
     if source != "recording":
         plan.event("user", f"source={source}")
     analysis = trace.analyse(program(plan, "pyalloc"))
@@ -91,7 +91,7 @@ def test_nothing_is_said_where_nearly_all_is_in_use(plan: Plan, idle: int) -> No
 
 
 def test_a_mapped_page_is_not_kept_for_small_requests(plan: Plan) -> None:
-    """Of expandable segments; two MiB by themselves are."""
+    """In expandable segments; two MiB by themselves are."""
     plan.event("user", "allocator=native")
     plan.event("segment_map", addr=AT, bytes=2 * MIB)
     plan.event("segment_alloc", addr=AT + 64 * MIB, bytes=2 * MIB)
@@ -102,7 +102,7 @@ def test_a_mapped_page_is_not_kept_for_small_requests(plan: Plan) -> None:
 
 
 def test_pieces_that_are_idle(plan: Plan) -> None:
-    """Whole pages of them alone can be mapped elsewhere; a block within another one's hides nothing of that."""
+    """Only whole pages of them can be mapped elsewhere; a block within another one's page hides nothing of that."""
     for at, n, pages in ((1, 2, 0), (2, 2, 1), (1, 4, 1), (0, 4, 2), (1, 1, 0)):
         assert moments.page_bytes([(AT + at * MIB, n * MIB)]) == pages * 2 * MIB
     plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
@@ -139,7 +139,7 @@ def test_out_of_memory_while_freed_memory_waits(plan: Plan, waits: bool) -> None
 
 @pytest.mark.parametrize("told", [True, False])
 def test_what_is_freed_waits_only_where_the_ends_of_frees_are_told(plan: Plan, told: bool) -> None:
-    """Histories may leave them out (skip_actions), or lose one: what lies there since shows that it came."""
+    """Histories may leave them out (skip_actions), or lose one: what lies there later shows that the free came."""
     plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
     for at in (0, 10, 20, 30):
         plan.event("alloc", addr=AT + at * MIB, bytes=8 * MIB, stack=plan.stack(4))
@@ -158,7 +158,7 @@ def test_what_is_freed_waits_only_where_the_ends_of_frees_are_told(plan: Plan, t
 
 
 def test_what_was_there_before_is_no_growth_for_a_request(plan: Plan) -> None:
-    """A recording that begins late tells it at its first time: all segments, then all blocks."""
+    """A recording that begins late has it at its first time: all segments, then all blocks."""
     for at in (0, 100):
         plan.writer.event(KINDS["segment_alloc"], addr=AT + at * MIB, bytes=40 * MIB, time_ns=1)
     for at in (0, 100):
@@ -172,7 +172,7 @@ def test_what_was_there_before_is_no_growth_for_a_request(plan: Plan) -> None:
 
 
 def test_a_snapshot_without_history_has_grown_for_no_request(tmp_path: Path) -> None:
-    """All of it was there at that moment, not its first block alone."""
+    """All of it was there at that moment, not only its first block."""
     states = ["active_allocated", "inactive", "active_allocated", "active_allocated", "inactive"]
     blocks = [{"size": 4 * MIB, "state": state} for state in states]
     segment = {"address": AT, "total_size": 20 * MIB, "stream": 0, "blocks": blocks}
@@ -215,7 +215,7 @@ def test_times_that_are_all_equal_tell_nothing_apart(plan: Plan) -> None:
 
 
 def test_what_was_given_back_waits_for_nobody(plan: Plan) -> None:
-    """Though the end of its free is lost."""
+    """Even though the end of its free is lost."""
     for at in (0, 100):
         plan.event("segment_alloc", addr=AT + at * MIB, bytes=40 * MIB)
         plan.event("alloc", addr=AT + at * MIB, bytes=40 * MIB)
@@ -227,7 +227,7 @@ def test_what_was_given_back_waits_for_nobody(plan: Plan) -> None:
 
 
 def test_rests_are_behind_large_blocks_of_their_device(plan: Plan) -> None:
-    """Those behind freed blocks that wait count too, though not as torch's allocated_bytes."""
+    """Pieces behind freed blocks that wait count too, though not in torch's allocated_bytes."""
     for device, at, start, n in ((0, 0, 0, 40), (1, 0, 39, 1), (0, 100, 0, 40)):
         plan.event("segment_alloc", addr=AT + at * MIB, bytes=41 * MIB, device=device)
         plan.event("alloc", addr=AT + (at + start) * MIB, bytes=n * MIB, device=device)
@@ -281,7 +281,7 @@ def test_what_was_freed_is_still_among_the_blocks_of_its_step(plan: Plan) -> Non
 def test_where_nothing_grew_the_fullest_moment_tells_what_was_not_needed(
     tmp_path: Path, *, grows: bool, timed: bool
 ) -> None:
-    """A history that begins late sees no growth: how little was in use as it began says nothing."""
+    """A history that begins late sees no growth: how little was in use when it began says nothing."""
 
     def entry(action: str, at: int, n: int) -> dict[str, Any]:
         return {"action": action, "addr": AT + at * MIB, "size": n * MIB, "stream": 0}
@@ -321,7 +321,7 @@ def test_where_it_grew_that_moment_tells_why(plan: Plan) -> None:
 
 
 def test_segments_are_told_by_the_line_they_were_allocated_for(plan: Plan, tmp_path: Path) -> None:
-    """By its own stack or that of the first request in it; what lies idle there shows whom it was kept from."""
+    """By its own stack or that of the first request in it; what lies idle there shows from whom it was kept."""
     plan.event("user", "allocator=native")
     plan.event("segment_alloc", addr=AT, bytes=40 * MIB, stack=plan.stack(3))
     plan.event("alloc", addr=AT, bytes=30 * MIB, stack=plan.stack(3))

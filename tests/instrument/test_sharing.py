@@ -1,4 +1,4 @@
-"""torch's history, which the program uses while a recording of torch's own allocator has it."""
+"""torch's history: the program uses it while a recording of torch's own allocator has it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_recording_without_stacks_has_none_of_the_programs(record: Record) -> 
 def test_a_programs_history_goes_on_around_a_recording(
     dry_python: DryPython, tmp_path: Path
 ) -> None:
-    """What was before it and during it stays in the program's snapshots, in order, until it clears it."""
+    """Entries from before and during the recording stay in the program's snapshots, in order, until it clears them."""
     done = dry_python(f"""
         import torch, pyalloc
         kept = []
@@ -141,7 +141,7 @@ def test_a_programs_history_goes_on_around_a_recording(
 
 @pytest.mark.parametrize("then", ["off", "cleared"])
 def test_a_gap_is_told_by_the_program_and_by_every_command(tmp_path: Path, then: str) -> None:
-    """C++ reaches the history past all that answers the program."""
+    """C++ reaches the history past everything that answers the program."""
     script, out = tmp_path / "program.py", tmp_path / "out.pya"
     script.write_text(f"""
 import torch

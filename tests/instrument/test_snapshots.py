@@ -1,4 +1,4 @@
-"""torch's snapshots: read without running anything, rebuilt as far as they tell, refused where they are malformed."""
+"""torch's snapshots: read without running anything, rebuilt as far as they say, refused if they are malformed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_opcodes_that_reach_outside_are_refused(code: bytes) -> None:
 
 
 def test_snapshots_that_are_read_at_once_leave_the_process_its_addresses() -> None:
-    """While one is read there are no more than it can need."""
+    """While one is read, there are no more objects than it can need."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     is_in, is_over = threading.Event(), threading.Event()
 
@@ -113,7 +113,7 @@ def pool_entry(action: str, addr: int, pool: tuple[int, int]) -> dict[str, Any]:
 def test_private_pools_of_a_snapshot_are_replayed_as_such(
     tmp_path: Path, began: str, goes: bool
 ) -> None:
-    """What a pool left free is nobody else's as long as it has a user: until torch gives memory of it back."""
+    """A pool's free memory is nobody else's as long as the pool has a user: until torch gives memory of it back."""
     pool, other, none = (0, 1), (0, 2), (0, 0)
     entries = [
         pool_entry("alloc", 1, pool),
@@ -157,13 +157,13 @@ def test_pools_of_live_blocks_are_known_without_history(tmp_path: Path) -> None:
 def test_what_private_pools_keep_idle_is_known_from_their_segments(
     tmp_path: Path, has_history: bool, expandable: bool
 ) -> None:
-    """A graph that was captured and rests has nothing in use but its memory."""
+    """A captured graph that is not running has nothing in use but its memory."""
     live = {"size": 2 * MIB, "requested_size": 2 * MIB, "state": "active_allocated"}
     pools = ((3, 0), (0, 0), (3, 0), (0, 1), (0, 0))
     segments = [
         {
             "address": (i + 1) << 24,
-            "total_size": 16 * MIB,  # one behind the other
+            "total_size": 16 * MIB,  # one after the other
             "stream": 0,
             "is_expandable": expandable,
             "segment_pool_id": pool,
@@ -188,7 +188,7 @@ def test_what_private_pools_keep_idle_is_known_from_their_segments(
 
 
 def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
-    """The ring lost the beginning: two blocks were there before, one of them is freed in the trace."""
+    """The ring lost the beginning: two blocks existed before, one of them is freed in the trace."""
     block = {"size": MIB, "requested_size": MIB, "frames": []}
     snapshot = {
         "segments": [
@@ -219,7 +219,7 @@ def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("undone", ["segment_map", "segment_unmap"])
 def test_an_expandable_segment_stays_one(tmp_path: Path, undone: str) -> None:
-    """Its parts are mapped and unmapped one by one; all are of the segment's stream."""
+    """Its parts are mapped and unmapped one by one; all belong to the segment's stream."""
     start, part = 1 << 30, 20 * MIB
     segment = {
         "address": start,
@@ -238,7 +238,7 @@ def test_an_expandable_segment_stays_one(tmp_path: Path, undone: str) -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 def test_frees_of_a_snapshot_that_skipped_those_requested(tmp_path: Path, before: bool) -> None:
-    """torch's own example, skip_actions=["free_requested"], leaves free_completed alone to tell of a free."""
+    """With torch's own example, skip_actions=["free_requested"], only free_completed reports a free."""
     entry = {"size": MIB, "stream": 0}
     entries = [
         {**entry, "action": action, "addr": (1 << 30) + i * MIB}
@@ -257,7 +257,7 @@ def test_frees_of_a_snapshot_that_skipped_those_requested(tmp_path: Path, before
 def test_a_history_that_leaves_out_what_is_needed_is_not_used(
     tmp_path: Path, skipped: tuple[str, ...]
 ) -> None:
-    """16 blocks, of 1 MiB each and never two at once: without their requests they would all be alive at first."""
+    """16 blocks of 1 MiB, never two at once: without their requests they would all be alive at first."""
     start = 1 << 30
     entries = [
         {"action": action, "addr": start + i % 4 * MIB // 2, "size": MIB, "stream": 0}
@@ -277,7 +277,7 @@ def test_a_history_that_leaves_out_what_is_needed_is_not_used(
 
 
 def stitched(pool: tuple[int, int], start: int) -> list[dict[str, Any]]:
-    """pyalloc joins two free stretches for a request, and parts them after it."""
+    """pyalloc joins two free pieces for a request, and splits them after it."""
     parts = [(start, 64 * MIB), (start + 128 * MIB, 64 * MIB)]
     whole = [(start + (1 << 40), 128 * MIB)]
     done = []
@@ -341,7 +341,7 @@ def frames_of(*frames: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "filename": file, "line": 7} for name, file in frames]
 
 
-# What torch's history has by default, stacks="all": frames of C++ around and between those of Python.
+# The default of torch's history, stacks="all": C++ frames around and between those of Python.
 CPP = [
     ("torch::unwind::unwind()", "??"),
     ("c10::cuda::malloc()", ""),
@@ -461,7 +461,7 @@ def test_snapshots_of_torch_are_read_and_ours_by_its_viewer(tmp_path: Path, allo
     ("file", "peak"), [("/x/torch/cuda/memory.py", 30), ("/home/me/a.py", 42), ("", 42)]
 )
 def test_an_emptied_cache_is_emptied_in_replays_too(tmp_path: Path, file: str, peak: int) -> None:
-    """No entry says so, but the stacks of what went back do; an allocator short of memory has others."""
+    """No entry says so, but the stacks of what was given back do; an allocator short of memory has others."""
     frames = [
         {"name": "(anonymous)", "filename": "libtorch.so", "line": 0},
         {"name": "empty_cache", "filename": file, "line": 1},
@@ -512,7 +512,7 @@ def test_segments_are_as_they_were_before_the_history() -> None:
 
 
 def begun_late(tmp_path: Path) -> Path:
-    """Two blocks were there before the history: one is freed in it, the other stays.  4 MiB more come and go."""
+    """Two blocks existed before the history: one is freed in it, the other stays.  4 MiB more come and go."""
     entries = [
         {"action": "alloc", "addr": 12 * MIB, "size": 4 * MIB, "stream": 0, "frames": []},
         {"action": "free_requested", "addr": 12 * MIB, "size": 4 * MIB, "stream": 0},
@@ -538,12 +538,12 @@ def test_what_was_there_before_the_history_is_told_apart(tmp_path: Path) -> None
     assert "before=" not in pyalloc("report", path, "-q")  # a note for programs
     snapshot = pickle.loads(path.read_bytes())
     path.write_bytes(pickle.dumps({**snapshot, "device_traces": []}))
-    found = trace.analyse(path)  # of one moment there is no before
+    found = trace.analyse(path)  # at a single moment there is no before
     assert [row.name for row in found.by_line(found.peak.blocks)] == ["(no stack)"]
 
 
 def test_a_line_of_code_that_has_none_is_no_number_of_a_line(tmp_path: Path) -> None:
-    """torch writes -1 as 64 bits without sign for functions that it made itself."""
+    """torch writes -1 as an unsigned 64-bit number for functions that it made itself."""
     frames = frames_of(("made", "/home/me/made.py"), ("train", "/home/me/train.py"))
     frames[0]["line"], frames[1]["line"] = 2**64 - 1, -1
     entry = {"action": "alloc", "addr": 2 * MIB, "size": MIB, "stream": 0, "frames": frames}
@@ -563,7 +563,7 @@ def test_a_line_of_code_that_has_none_is_no_number_of_a_line(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("history", ["none", "late", "whole"])
 def test_what_waits_for_other_streams_is_not_idle(tmp_path: Path, history: str) -> None:
-    """A state of torch's: freed, and not to be handed out again before the other streams are done."""
+    """A state in torch: freed, but not reusable before the other streams are done."""
     blocks = [
         {"address": 2 * MIB, "size": 8 * MIB, "state": "active_pending_free"},
         {"address": 10 * MIB, "size": 4 * MIB, "state": "active_allocated"},

@@ -1,4 +1,4 @@
-"""From stacks to names a person knows."""
+"""From stacks to names that a person knows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIBRARIES = "/usr/lib/python3/dist-packages"
         (5, "forward", "Model.forward"),
         (8, "train", "train"),
         (8, "<listcomp>", "train"),
-        (4, "other", "other"),  # the file is not what it was
+        (4, "other", "other"),  # the file has changed
         (99, "forward", "forward"),
     ],
 )
@@ -51,7 +51,7 @@ def test_functions_have_the_names_of_what_they_are_in(
     ],
 )
 def test_what_is_nested_deeply_has_its_function_all_the_same(tmp_path: Path, text: str) -> None:
-    """As generated formulas are: Python reads them, though it would not go through them by recursion."""
+    """Like generated formulas: Python reads them, but cannot walk them by recursion."""
     path = tmp_path / "program.py"
     path.write_text(text)
     assert source.qualified(str(path), 2, "train") == "train"
@@ -60,7 +60,7 @@ def test_what_is_nested_deeply_has_its_function_all_the_same(tmp_path: Path, tex
 
 @pytest.mark.parametrize("formula", ["not " * 7000 + "x", " + ".join(["x"] * 20_000), "x +"])
 def test_code_that_cannot_be_gone_through_is_no_error(tmp_path: Path, formula: str) -> None:
-    """Python's parser has limits of its own; of a program in a dry run it would be told to that."""
+    """Python's parser has limits of its own; a program in a dry run would get their error."""
     path = tmp_path / "program.py"
     path.write_text(f"def train():\n    return {formula}\n")
     assert source.qualified(str(path), 2, "<listcomp>") == "<listcomp>"
@@ -101,7 +101,7 @@ def test_optimizers_are_named_as_their_classes(file: str, name: str) -> None:
 
 
 def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
-    """With frames of C++ among them, too; those stay, for they tell autograd's threads."""
+    """Also between frames of C++; those stay, because they mark autograd's threads."""
     own = ("launch", "/env/pyalloc/_bootstrap/creating.py", 7)
     way = ("__call__", f"{LIBRARIES}/torch/_ops.py", 916)
     native = ("torch::jit::invoke", "/env/torch/lib/libtorch_python.so", 0)

@@ -54,7 +54,7 @@ def test_calls_are_a_tree(plan: Plan) -> None:
     ]
     lines = out.splitlines()
     assert lines[2].split()[:6] == ["30.0", "MiB", "47.6", "%", "4", "x"]
-    assert lines[4].split() == ["me/a.py:3", "make"]  # as much as what it is called by
+    assert lines[4].split() == ["me/a.py:3", "make"]  # as much as its caller
     assert max(map(len, lines[:-1])) <= 80
 
 
@@ -88,7 +88,7 @@ def test_stacks_as_data(plan: Plan) -> None:
 
 
 def test_the_tree_is_turned_over(plan: Plan) -> None:
-    """Whoever asked comes first, and those who called it stand below, added up over all of its callers."""
+    """The requesting line comes first; its callers stand below, summed over all of its own callers."""
     stack = plan.writer.stack(0, plan.writer.string("make"), plan.writer.string("/me/a.py"), 3)
     plan.event("alloc", addr=9 << 30, bytes=6 * MIB, stack=stack)
     planted(plan)
@@ -160,7 +160,7 @@ def test_a_function_that_calls_itself_counts_once(plan: Plan) -> None:
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("file", ["/me/a.py", "/lib/python3.11/site-packages/torch/nn.py"])
 def test_a_leak_is_told_with_who_called(plan: Plan, file: str, every: int) -> None:
-    """The line that asked may be that of a function which all of the program calls."""
+    """The requesting line may be in a function that the whole program calls."""
     outer = plan.writer.stack(0, plan.writer.string("train"), plan.writer.string("/me/a.py"), 9)
     texts = plan.writer.string("keep"), plan.writer.string("/me/a.py")
     stack = plan.writer.stack(outer, *texts, 4)

@@ -1,4 +1,4 @@
-"""Who asked for memory by thread and by stream."""
+"""Which threads and streams requested memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT = 1 << 30
 
 
 def several(plan: Plan) -> Path:
-    """A device's memory, asked for by three threads on two streams; the names come behind requests."""
+    """One device's memory, requested by three threads on two streams; the threads' names come after requests."""
     plan.event("segment_alloc", addr=AT, bytes=40 * MIB)
     plan.event("alloc", addr=AT, bytes=MIB)  # before the recording
     plan.event("alloc", addr=AT + 2 * MIB, bytes=2 * MIB, thread=77, stack=plan.stack(3))
@@ -83,7 +83,7 @@ def test_names_are_pythons_or_the_systems() -> None:
     def work() -> None:
         own = threading.get_native_id()
         told.append(eventsources.thread_name(own))
-        threading.current_thread().name = "Dummy-7"  # as Python calls threads of C
+        threading.current_thread().name = "Dummy-7"  # Python's name for a thread started in C
         told.append(
             eventsources.thread_name(own) == Path(f"/proc/self/task/{own}/comm").read_text().strip()
         )

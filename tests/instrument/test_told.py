@@ -24,7 +24,7 @@ def rows(path: Path, *words: object) -> list[dict[str, Any]]:
 
 
 def test_what_backward_made_without_a_stack_has_its_name_in_each_view(plan: Plan) -> None:
-    """torch's own allocator has no frames of what its engine asks for, not even of C++."""
+    """torch's own allocator has no frames for its engine's requests, not even of C++."""
     plan.event("alloc", addr=1 << 30, bytes=MIB)
     plan.event("phase_begin", "backward")
     plan.event("alloc", addr=2 << 30, bytes=4 * MIB)
@@ -56,7 +56,7 @@ def test_the_moment_asked_for_is_marked(plan: Plan) -> None:
     marked = [line for line in shown.splitlines() if line.startswith(">")]
     assert len(marked) == 1 and marked[0].split()[:3] == [">4", "0.004", "allocated"]
     assert shown.startswith("at the peak (7.0 MiB): events 2 to 8 of ")
-    assert len(shown.splitlines()) == 1 + 6  # ends of frees are not counted either
+    assert len(shown.splitlines()) == 1 + 6  # ends of frees do not count either
     assert all(len(line) <= 80 for line in shown.splitlines())
     shown = pyalloc("events", path, "--at", 7, "-n", 4, "-q")  # after an end that is not shown
     assert "\n> 6 " in shown
@@ -71,7 +71,7 @@ def test_times_and_sizes_read_as_on_the_page(plan: Plan) -> None:
 
 
 def test_an_event_has_one_number_everywhere(plan: Plan, tmp_path: Path) -> None:
-    """The peak is that of events 4 (most allocated) and 7 (most reserved, for event 8)."""
+    """The peak is at events 4 (most allocated) and 7 (most reserved, for event 8)."""
     line = plan.stack(3)
     plan.event("segment_alloc", addr=1 << 30, bytes=20 * MIB, stack=line)
     plan.event("phase_begin", "forward")
@@ -153,7 +153,7 @@ def test_all_kinds_have_words_or_are_not_shown() -> None:
 
 
 def long_trace(plan: Plan) -> Path:
-    """5000 steps, all alike but for a larger block in one."""
+    """5000 steps, all alike except for a larger block in one."""
     lines = [plan.stack(3), plan.stack(4, "other")]
     for step in range(5000):
         plan.event("step", "step", arg=step)
@@ -203,7 +203,7 @@ def test_the_page_lists_events_around_what_is_looked_at(plan: Plan, tmp_path: Pa
             "choose(0)"
         )  # in the chart of blocks: to where it was allocated, or the next here
         assert page.value("listed[row][0] >= W.spans[0][1]")
-        # and back: a block that the chart has is chosen there with its event
+        # and back: a block in the chart is selected there with its event
         at = page.value(
             "listed.findIndex(r => W.spans.some(s => s[1] === r[10] && s[1] !== W.spans[0][1]))"
         )

@@ -1,4 +1,4 @@
-"""What a training is told to do otherwise: done so, its peak falls as far as was said."""
+"""Advice for a training: when it is followed, the peak falls as far as it said."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_the_peak_falls_as_said(
     before: dict[str, str],
     after: dict[str, str],
 ) -> None:
-    # By itself torch 2.15 gives cuBLAS's workspace back after each product: backward may then be the peak with it.
+    # torch 2.15 by default gives cuBLAS's workspace back after each product; backward may then be the peak with it.
     monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
     found, peaks = [], []
     for words in (before, after):
@@ -271,7 +271,7 @@ def test_the_peak_falls_as_said(
 
 @pytest.mark.torch
 def test_a_checkpoint_around_all_of_it_is_not_proposed(record: Record) -> None:
-    """Backward would make everything again at once: the peak of SEQUENCE would stay."""
+    """Backward would compute everything again at once: the peak of SEQUENCE would stay."""
     text = kinds(record(SEQUENCE.replace("CALL", "model(x)")))["checkpoint"].text
     assert "checkpoint_sequential(sequence, 4, x" in text
     assert "around it" not in text
@@ -351,7 +351,7 @@ def test_gradients_of_a_training_that_is_over_are_old(record: Record) -> None:
 
 @pytest.mark.torch
 def test_gradients_that_backward_is_making_are_not_old(record: Record) -> None:
-    """The peak lies in a layer that a checkpoint makes again, when most gradients of this backward are there."""
+    """The peak lies in a layer that a checkpoint computes again, when most gradients of this backward exist."""
     path = record(
         LAYERS
         + """
@@ -376,7 +376,7 @@ def test_gradients_that_backward_is_making_are_not_old(record: Record) -> None:
 
 @pytest.mark.torch
 def test_a_generator_waits_for_its_critics_second_pass(record: Record) -> None:
-    """Its passes are no evaluation, though the critic keeps more, of what is real even to the next step."""
+    """Its passes are no evaluation, though the critic keeps more, for real input even to the next step."""
     path = record(
         LAYERS
         + """

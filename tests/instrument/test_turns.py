@@ -1,4 +1,4 @@
-"""Programs whose steps or losses are their own: what grows, and what is kept for backward."""
+"""Programs with steps or losses of their own: what grows, and what is kept for backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyalloc.report.text import rows
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_leak_of_a_program_without_steps(plan: Plan, grows: bool) -> None:
-    """It updates its parameters by hand: what is alive where backwards end is compared."""
+    """It updates its parameters by hand: what is alive at the ends of backward is compared."""
     for i in range(7):
         plan.event("alloc", addr=(i + 1) << 30, bytes=4 * MIB, stack=plan.stack(7))
         plan.event("phase_begin", "backward")
@@ -31,7 +31,7 @@ def test_a_leak_of_a_program_without_steps(plan: Plan, grows: bool) -> None:
 
 
 def test_what_a_loss_of_functions_keeps_is_an_activation(plan: Plan) -> None:
-    """No module made it, and backward gives it back."""
+    """No module made it, and backward frees it."""
     for i in range(2):
         plan.event("alloc", addr=(i + 1) << 30, bytes=4 * MIB, stack=plan.stack(7 + i))
     plan.event("phase_begin", "backward")
@@ -50,7 +50,7 @@ def test_a_single_row_more_is_shown() -> None:
 
 
 def test_the_verdict_is_the_same_whatever_else_is_looked_at(plan: Plan) -> None:
-    """A page has moments for its slider, `diff --steps` those of two steps: with these nothing grew at each."""
+    """The page's slider has moments, `diff --steps` compares two steps: with these, nothing grew at each."""
     for step in range(100):
         plan.event("step", "step", arg=step)
         plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(step % 3))
@@ -73,7 +73,7 @@ def test_the_verdict_is_the_same_whatever_else_is_looked_at(plan: Plan) -> None:
     ],
 )
 def test_what_is_called_a_leak(plan: Plan, held: list[float], verdict: str) -> None:
-    """MiB that one line holds where each step begins."""
+    """MiB that one line holds at the beginning of each step."""
     blocks: list[int] = []
     before = 0.0
     for step, now in enumerate(held):

@@ -47,7 +47,7 @@ sys.stdin.read()
 
 
 class Terminal:
-    """`pyalloc live` of a process, on a terminal of its own."""
+    """`pyalloc live` for a process, on a terminal of its own."""
 
     def __init__(self, pid: int) -> None:
         self.child, self.number = pty.fork()
@@ -60,7 +60,7 @@ class Terminal:
         self.seen = ""
 
     def wait(self, pattern: str) -> str:
-        """The last screen, once it has that: one of the next thousand."""
+        """The last screen, once it matches; one of the next thousand screens must."""
         n_before = self.seen.count("\x1b[H")
         while True:
             *before, last = self.seen.split("\x1b[H")
@@ -70,7 +70,7 @@ class Terminal:
             assert len(before) < n_before + 1000 and self.read(), (pattern, shown)
 
     def read(self) -> bool:
-        """False: it has ended."""
+        """False: the program has ended."""
         assert select.select([self.number], [], [], SOON_S)[0], self.seen[-3000:]
         try:
             part = os.read(self.number, 1 << 16)
@@ -83,7 +83,7 @@ class Terminal:
         os.write(self.number, key.encode())
 
     def end(self) -> tuple[str, int]:
-        """What stands on the terminal after it, and the exit code."""
+        """What stays on the terminal, and the exit code."""
         while self.read():
             pass
         code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
@@ -164,7 +164,7 @@ def test_changes_count_from_the_first_look_on() -> None:
     table = [line.split() for line in shown.split("\n") if ".py:" in line and "train" not in line]
     assert [words[-2:] for words in table] == [["c.py:3", "h"], ["b.py:2", "g"], ["a.py:1", "f"]]
     assert [words[-4] for words in table] == ["+7.0", "-5.0", "-4.0"]
-    assert table[1][:2] == ["0", "bytes"]  # what is gone is told, too
+    assert table[1][:2] == ["0", "bytes"]  # what is gone is reported, too
     assert (
         len(watched(figures([row("a.py:1 f", 10)] * 30), [], View(n_lines=30), 24).split("\n"))
         <= 24

@@ -1,4 +1,4 @@
-"""Moments by their names: steps and times, and what was allocated since one."""
+"""Moments by name: steps and times, and what was allocated since one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_EVENTS = 40_000  # many times as many as a timeline has parts
 
 
 def steps_of_three(plan: Plan) -> Path:
-    """A block of 1 MiB that stays, and one of 4 that does not, in each of three steps."""
+    """In each of three steps, a block of 1 MiB that stays and one of 4 that does not."""
     for step in range(3):
         plan.event("step", "step", arg=step + 5)
         plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(step + 1, "keep"))
@@ -37,7 +37,7 @@ def test_a_step_is_where_it_begins(plan: Plan) -> None:
 
 
 def test_a_time_is_found_to_the_event(plan: Plan) -> None:
-    """Events of a hand-written trace are a microsecond apart."""
+    """Events of a hand-written trace are one microsecond apart."""
     for i in range(LEAST_EVENTS // 2):
         plan.event("alloc", addr=(i % 7 + 1) << 30, bytes=512, stack=plan.stack(1))
         plan.event("free_requested", addr=(i % 7 + 1) << 30)

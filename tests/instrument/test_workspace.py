@@ -1,4 +1,4 @@
-"""CuBLAS's workspace, which torch takes from its allocator below a line of the program, is none of that line's."""
+"""cuBLAS's workspace, which torch allocates below a line of the program, does not count for that line."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ for step in range(4):
 
 @pytest.fixture(autouse=True)
 def caching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch 2.15 keeps it only where it is told to, earlier ones always."""
+    """Torch 2.15 keeps it only if it is told to, earlier versions always."""
     monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
 
 
 def labelled(found: Analysis) -> list[tuple[str, int]]:
-    """Of the peak what is a workspace: where it was made, and its bytes."""
+    """What is a workspace at the peak: where it was made, and its bytes."""
     blocks = [block for block in found.peak.blocks if found.category(block) == "workspace"]
     return [(str(found.place(block.stack) or ""), block.bytes) for block in blocks]
 
@@ -94,7 +94,7 @@ def test_one_below_what_is_called_for_torchs_functions_is_one(record: Record, ki
 @pytest.mark.torch
 @pytest.mark.parametrize(("batch", "held"), [(16384, 384), (64, 0)])
 def test_activations_of_its_size_stay_activations(record: Record, batch: int, held: int) -> None:
-    """Batches whose activations are 32 MiB each, outputs that are kept to the end, tensors made before."""
+    """Batches with activations of 32 MiB each, outputs that are kept to the end, tensors made before."""
     found = trace.analyse(record(f"""
     import torch
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()
@@ -119,7 +119,7 @@ def test_activations_of_its_size_stay_activations(record: Record, batch: int, he
     ],
 )
 def test_products_with_vectors_and_by_other_names(record: Record, product: str) -> None:
-    """The power iteration of spectral_norm() has torch.mv()."""
+    """The power iteration of spectral_norm() calls torch.mv()."""
     found = trace.analyse(record(f"""
     import torch
     a = torch.ones(64, 64, device="cuda")
@@ -169,7 +169,7 @@ def test_one_that_goes_with_its_product_in_backward_is_known(
 def test_that_of_cublaslt_goes_with_its_product(
     record: Record, monkeypatch: pytest.MonkeyPatch, setting: str, n: int
 ) -> None:
-    """A product with a bias is cuBLASLt's."""
+    """A product with a bias uses cuBLASLt."""
     monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE")
     if setting:
         monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", setting)
@@ -214,7 +214,7 @@ def test_sizes(setting: str, sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.torch
 def test_a_size_that_the_program_sets_is_known(record: Record) -> None:
-    """Before the recording, and in it: only handles used afterwards have it."""
+    """Before the recording, and in it: only handles that are used afterwards have one."""
     torch = pytest.importorskip("torch")
     if not hasattr(torch.backends.cuda, "cublas_workspace_size"):
         pytest.skip("this torch has no such function")
@@ -233,7 +233,7 @@ def test_sizes_that_torch_said() -> None:
 
 
 def by_hand(plan: Plan, **changed: object) -> Path:
-    """A product's result and the workspace after it, then steps that free all else."""
+    """A product's result and the workspace after it, then steps that free everything else."""
     given = {"gap": False, "dropped_at": -1, "bytes": 32 * MIB, "name": "forward", **changed}
     linear = plan.stack(134, str(given["name"]), LINEAR)
     plan.event("user", "optimizers=SGD")
@@ -249,7 +249,7 @@ def by_hand(plan: Plan, **changed: object) -> Path:
         plan.event("phase_begin", "backward")
         plan.event("alloc", addr=4 << 30, bytes=MIB)
         if step == 0:
-            plan.event("alloc", addr=5 << 30, bytes=32 * MIB)  # that of autograd's thread
+            plan.event("alloc", addr=5 << 30, bytes=32 * MIB)  # on autograd's thread
             plan.event("alloc", addr=6 << 30, bytes=32 * MIB)  # a gradient
         plan.event("free_requested", addr=1 << 30)
         plan.event("free_requested", addr=4 << 30)
@@ -266,7 +266,7 @@ def by_hand(plan: Plan, **changed: object) -> Path:
         ({}, 2),
         ({"gap": True}, 1),  # not the second of its line: only backward's is one
         ({"bytes": 31 * MIB}, 1),
-        ({"dropped_at": 1}, 1),  # a pass's, until the next
+        ({"dropped_at": 1}, 1),  # a pass's, until the next pass
         ({"dropped_at": 5}, 2),  # given back by _cuda_clearCublasWorkspaces()
         ({"name": "reset_parameters"}, 1),
     ],
@@ -280,7 +280,7 @@ def test_only_what_is_all_of_it_is_one(plan: Plan, changed: dict[str, object], n
 
 @pytest.mark.parametrize(("between", "expected"), [(0, 1), (1, 0)])
 def test_one_that_is_freed_at_once_is_one(plan: Plan, between: int, expected: int) -> None:
-    """A product's result of that size lives while something is made of it."""
+    """A product's result of that size lives while something is computed from it."""
     linear = plan.stack(134, "forward", LINEAR)
     plan.event("alloc", addr=1 << 30, bytes=MIB, stack=linear)
     plan.event("alloc", addr=2 << 30, bytes=32 * MIB, stack=linear)
@@ -291,7 +291,7 @@ def test_one_that_is_freed_at_once_is_one(plan: Plan, between: int, expected: in
 
 
 def backward_by_hand(plan: Plan, **changed: object) -> Path:
-    """A product of autograd's, as torch 2.15 makes it, while an activation of the workspace's size lives."""
+    """A product in autograd, as torch 2.15 makes it, while an activation of the workspace's size lives."""
     given = {"torch": "2.15.0+cu132", "cache": "", "bytes": 32 * MIB, "between": "", **changed}
     plan.event("user", f"torch={given['torch']}")
     if given["cache"]:
@@ -317,7 +317,7 @@ def backward_by_hand(plan: Plan, **changed: object) -> Path:
     [
         ({}, 1),
         ({"between": "pages"}, 1),
-        ({"between": "alloc"}, 0),  # something is made of it
+        ({"between": "alloc"}, 0),  # something is computed from it
         ({"between": "free"}, 0),  # the first of its node: a gradient that is added to another
         ({"bytes": 31 * MIB}, 0),
         ({"torch": "2.14.1"}, 0),
@@ -349,7 +349,7 @@ def test_it_is_no_gradient_of_an_activation_of_its_size(plan: Plan) -> None:
         (f"5,{MIB}", True, 1),
         (f"{MIB}", False, 0),  # it could be anything
         (f"{2 * MIB}", True, 0),
-        ("", True, 0),  # a torch that does not tell keeps it
+        ("", True, 0),  # a torch that does not say so keeps it
     ],
 )
 def test_cublaslts_that_is_freed_at_once(plan: Plan, said: str, goes: bool, expected: int) -> None:

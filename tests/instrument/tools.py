@@ -78,5 +78,5 @@ def small_trace(plan: Plan) -> Path:
 
 
 def kinds(path: Path) -> dict[str, Advice]:
-    """The advice that a trace gets."""
+    """The advice for a trace."""
     return {item.kind: item for item in advise(trace.analyse(path))}
