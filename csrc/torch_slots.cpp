@@ -480,13 +480,16 @@ pya_torch_has_slots(const char *feature) {
 extern "C" void
 pya_torch_remember_allocator(void) {
     std::atomic<void *> *live = live_allocator();
-    if (native_allocator == nullptr && live != nullptr) {
+    if (live != nullptr) {
         native_allocator = live->load();
     }
 }
 
 extern "C" bool
 pya_torch_restore_allocator(void) {
+    if (pya_torch_heap() == nullptr) {
+        return true; /* nothing was replaced; another library's allocator stays */
+    }
     std::atomic<void *> *live = live_allocator();
     if (live == nullptr || native_allocator == nullptr) {
         return false;

@@ -24,7 +24,7 @@ from pyalloc.errors import PyallocError, UsageError
 
 _MAIN_S = 5.0  # wait for the main thread this long
 _TRIES = 50  # to end at a moment when the main thread is not writing
-_NEEDED = ("pyalloc.automarks", "torch.nn.modules.module", "torch.optim.optimizer")
+_NEEDED = ("torch.nn.modules.module", "torch.optim.optimizer")
 
 
 @dataclass(eq=False)

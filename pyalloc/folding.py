@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 _WIDTH = 79
+FILLER = "\0"  # in no name
 
 
 def folded(line: str) -> str:
@@ -16,3 +17,28 @@ def folded(line: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def by_column(text: str) -> str:
+    """With a filler behind each character that takes two columns of a terminal, so that len() counts columns."""
+    if text.isascii():
+        return text
+    import unicodedata  # a library of its own, and few texts need it
+
+    return "".join(c + FILLER * (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def clip(name: str, width: int) -> str:
+    """A name in at most so many columns."""
+    wide = by_column(name)
+    if len(wide) <= width:
+        return name
+    end = width - 1
+    end -= wide[end] == FILLER  # no half of a character
+    return wide[:end].replace(FILLER, "") + "…"
+
+
+def column(name: str, width: int) -> str:
+    """The same, and blanks up to the next one."""
+    shown = clip(name, width - 1)
+    return shown + " " * (width - len(by_column(shown)))

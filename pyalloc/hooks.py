@@ -55,18 +55,15 @@ class Replacements:
         )
 
 
-def replace_all(torch: Any, config: Config) -> Replacements:
-    """Replaces every listed function that this torch has, or, on an error, none; config: shown in snapshots."""
-    done = Replacements()
-    try:
-        for name, function in _cuda_functions(torch, config).items():
-            done.put(torch._C, "_cuda_" + name, function)
-        for name, function in _accelerator_functions(torch).items():
-            done.put(torch._C, "_accelerator_" + name, function)
-    except BaseException:
-        done.undo()
-        raise
-    return done
+def replace_all(torch: Any, config: Config, done: Replacements) -> None:
+    """Replaces every listed function that this torch has; config: shown in snapshots.
+
+    done: gets what was replaced, also if an exception comes in between.
+    """
+    for name, function in _cuda_functions(torch, config).items():
+        done.put(torch._C, "_cuda_" + name, function)
+    for name, function in _accelerator_functions(torch).items():
+        done.put(torch._C, "_accelerator_" + name, function)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from pyalloc import _core, hooks
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.config import ENVIRONMENT, TORCH_CONF, Config, Value
 from pyalloc.errors import ConfigError, InstallError
+from pyalloc.folding import folded
 
 NO_DEVICE = "torch sees no CUDA device"
 _NO_TORCH = "torch is not installed"
@@ -65,8 +66,6 @@ class Status:
 
     def __str__(self) -> str:
         """A few lines for a person, in 80 columns but for a file's name."""
-        from pyalloc.folding import folded  # late: what installs may never ask
-
         return "\n".join(
             line if line.startswith("plan: ") else folded(line) for line in self.lines()
         )
@@ -103,7 +102,7 @@ class _State:
     config: Config | None = None
     reason: str = "install() was not called"
     installed: bool = False
-    replacements: hooks.Replacements | None = None
+    replacements: hooks.Replacements = field(default_factory=hooks.Replacements)
     missing: list[str] = field(default_factory=list)
     told: bool = False
     plain_graphs: bool = False
@@ -189,16 +188,13 @@ def _install_in(torch: Any, config: Config) -> None:
     check_torch_settings()
     if torch.cuda.is_initialized():
         raise InstallError(_TOO_LATE)
-    _core.create(config.text, _packed_plan(config))
-    try:
+    plan = _packed_plan(config)
+    try:  # Ctrl-C may come anywhere in here
+        _core.create(config.text, plan)
         _register(torch)
-    except BaseException:
-        _core.destroy()
-        raise
-    try:
         _core.torch_take_slots()
         _core.torch_set_cached(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1")
-        _state.replacements = hooks.replace_all(torch, config)
+        hooks.replace_all(torch, config, _state.replacements)
         _state.config = config
         _state.installed = True
         _state.reason = "active"
@@ -280,13 +276,11 @@ def _uninstall() -> None:
 
 def _forget() -> None:
     """Undoes what an installation changed besides torch's choice of allocator."""
-    if _state.replacements is not None:
-        _state.replacements.undo()
+    _state.replacements.undo()
     _core.destroy()
     if _state.keeps_nccl and os.environ.get(_NCCL_GRAPHS) == "0":  # not since set by the program
         del os.environ[_NCCL_GRAPHS]
     _state.keeps_nccl = False
-    _state.replacements = None
     _state.config = None
     _state.installed = False
 
@@ -325,7 +319,7 @@ def status() -> Status:
         config=config,
         torch_version=str(torch.__version__) if torch is not None else None,
         features=features,
-        replaced=_state.replacements.names() if _state.replacements is not None else (),
+        replaced=_state.replacements.names(),
         without_effect=tuple(_without_effect()),
         allocations=allocations,
         frees=frees,
@@ -402,8 +396,8 @@ def _keep_nccl_from_registering(config: Config) -> None:
     With memory made of pages that may differ between ranks, which then wait for each other forever.
     """
     if _has_pages(config) and _NCCL_GRAPHS not in os.environ:
-        os.environ[_NCCL_GRAPHS] = "0"
         _state.keeps_nccl = True
+        os.environ[_NCCL_GRAPHS] = "0"
 
 
 def _tell_of_settings(config: Config) -> None:

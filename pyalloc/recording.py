@@ -31,6 +31,7 @@ from pyalloc import (
     snapshots,
 )
 from pyalloc._bootstrap import leaving
+from pyalloc.automarks import AutoMarks
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 from pyalloc.eventsources import Ours, Source, Torchs, made
@@ -41,12 +42,30 @@ _CHECK_MARKS = 256  # checked after so many marks
 _EXPLAIN_REST = 20  # pause after explaining out of memory, times its duration: some programs search for a batch size
 
 
-@dataclass
 class _Active:
     """The one recording of this process."""
 
-    recorder: Recorder | None = None
-    observes_oom: bool = False  # stays True: torch cannot remove an observer
+    def __init__(self) -> None:
+        self.observes_oom = False  # stays True once set: torch cannot remove an observer
+        self._taken: dict[str, Recorder] = {}
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """It, if there is one."""
+        return self._taken.get("")
+
+    def take(self, recorder: Recorder) -> Recorder:
+        """Makes this recorder the one unless there is one; returns the one.
+
+        A single step, because another thread may begin a recording at the same time.  No lock would do: attached.py
+        begins recordings in the main thread between two bytecodes, perhaps of this very function.
+        """
+        return self._taken.setdefault("", recorder)
+
+    def let_go(self, recorder: Recorder) -> None:
+        """From now on another recorder can be the one."""
+        if self.recorder is recorder:
+            self._taken.pop("", None)
 
 
 _active = _Active()
@@ -130,8 +149,9 @@ class Recorder:
 
     def begin(self) -> None:
         """Like start(), but without the thread that moves events to the file, so that it takes no lock of Python."""
-        _check_free()  # one may have begun since check()
-        _active.recorder = self
+        other = _active.take(self)
+        if other is not self:  # it has begun since check()
+            raise _already(other.path)
         try:
             with self.lock:
                 self._begin()
@@ -159,8 +179,7 @@ class Recorder:
         try:
             self._begin_events(torch, writer, now)
         except BaseException:
-            self._end()
-            recorded.part(self.path).unlink(missing_ok=True)
+            self._abandon()
             raise
         marks.listeners.append(self)
         _observe_oom(torch)
@@ -173,15 +192,17 @@ class Recorder:
             self.source.begin(before)  # at once: events between the two are lost
         writer.state(before["segments"], now)
         if self.automatic:
-            from pyalloc.automarks import AutoMarks
-
             self.hooks = AutoMarks(self)
             self.hooks.install(torch)
 
     def follow(self) -> None:
         """Starts the thread that moves events to the file while the program runs."""
         thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no further threads
+            self._abandon()
+            raise
         self.thread = thread  # only now can it be joined
 
     def unfollow(self) -> None:
@@ -301,6 +322,11 @@ class Recorder:
         kept = f"; what was written so far is in {part}" * part.exists()
         print(f"pyalloc: the recording stopped: {error}{kept}", file=sys.stderr)
 
+    def _abandon(self) -> None:
+        """Ends a recording that has hardly begun, and removes its file."""
+        self._end()
+        recorded.part(self.path).unlink(missing_ok=True)
+
     def _end(self) -> None:
         """Ends history, ours and torch's, except for what the program itself asked for."""
         import torch
@@ -325,8 +351,7 @@ class Recorder:
         self.writer = None
         if self in marks.listeners:
             marks.listeners.remove(self)
-        if _active.recorder is self:
-            _active.recorder = None
+        _active.let_go(self)
 
 
 def stop_at_exit() -> None:
@@ -451,7 +476,11 @@ def check(path: Path, stacks: str, *, force: bool) -> None:
 def _check_free() -> None:
     path = active_path()
     if path is not None:
-        raise UsageError(f"already recording to {path}")
+        raise _already(path)
+
+
+def _already(path: Path) -> UsageError:
+    return UsageError(f"already recording to {path}")
 
 
 def check_stacks(stacks: str) -> None:

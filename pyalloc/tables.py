@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyalloc import files, marks, snapshots
+from pyalloc.folding import column
 from pyalloc.units import MIB
 
 
@@ -76,8 +77,6 @@ class MemoryTable:
 
     def __str__(self) -> str:
         """A header, and a line for each row; figures in MiB."""
-        from pyalloc.report.text import column
-
         lines = [f"{'step':>4}  {'phase':<20}{'allocated':>10}{'peak':>9}{'reserved':>10}  MiB"]
         lines += [
             f"{row.step:>4}  {column(row.phase, 20)}{row.allocated_bytes / MIB:>10.0f}"

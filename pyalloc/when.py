@@ -10,7 +10,7 @@ from pyalloc import reading, trace
 from pyalloc.analysis import Analysis
 from pyalloc.errors import UsageError
 from pyalloc.facts import time_of
-from pyalloc.report.text import clip
+from pyalloc.folding import clip
 from pyalloc.turns import begin_of, numbers_of
 from pyalloc.units import size
 

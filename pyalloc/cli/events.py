@@ -8,6 +8,7 @@ from typing import Any
 
 from pyalloc import console, trace, when
 from pyalloc.analysis import Analysis
+from pyalloc.folding import clip
 from pyalloc.report import text
 from pyalloc.told import Told
 from pyalloc.units import size
@@ -82,7 +83,7 @@ def _lines(found: Analysis, rows: list[Told], event: int) -> list[str]:
             ">" if row.event == marked else " ",
             f"{row.event:,}",
             f"{(row.time_ns - origin) // 1000 / 1000:.3f}",  # as on the page
-            text.clip(_more(found, row), 32),
+            clip(_more(found, row), 32),
             size(row.bytes) if row.bytes else "",
             found.line_of(row),
         )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
 from pyalloc.errors import UsageError
-from pyalloc.report.text import column, hung, wrapped
+from pyalloc.folding import column
+from pyalloc.report.text import hung, wrapped
 from pyalloc.units import size
 
 

@@ -12,6 +12,7 @@ from pyalloc import asked, console, leaks, trace, when
 from pyalloc.analysis import Analysis
 from pyalloc.errors import UsageError
 from pyalloc.facts import Row
+from pyalloc.folding import clip
 from pyalloc.moments import Moment
 from pyalloc.report import data, stacks, text
 from pyalloc.units import size
@@ -316,4 +317,4 @@ def _callers(found: Analysis, stack: int) -> list[str]:
     """The calls that led to the program's line of a stack, nearest first."""
     own = str(found.place(stack))
     before = itertools.takewhile(lambda call: call != own, stacks.calls(found, stack))
-    return [text.clip(call, 62) for call in reversed(list(before))]
+    return [clip(call, 62) for call in reversed(list(before))]

@@ -8,7 +8,8 @@ from typing import Any
 
 from pyalloc import leaks
 from pyalloc.comparing import Change, Comparison, phase_of
-from pyalloc.report.text import clip, hung, wrapped
+from pyalloc.folding import clip
+from pyalloc.report.text import hung, wrapped
 from pyalloc.units import size
 
 _NAME_LINES = 6  # nearly always the whole name: two names may differ only at their ends

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyalloc.facts import Row
-from pyalloc.report.text import clip, hung, rows, wrapped
+from pyalloc.folding import clip
+from pyalloc.report.text import hung, rows, wrapped
 from pyalloc.units import size
 
 _BAR = 40

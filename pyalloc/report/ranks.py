@@ -7,7 +7,8 @@ from typing import Any
 
 from pyalloc import leaks
 from pyalloc.analysis import Analysis
-from pyalloc.report.text import clip, column, wrapped
+from pyalloc.folding import clip, column
+from pyalloc.report.text import wrapped
 from pyalloc.units import size
 
 _ODD = 0.01  # share of the median; less is not a difference

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from pyalloc import source
 from pyalloc.analysis import Analysis
+from pyalloc.folding import clip
 from pyalloc.moments import Moment
-from pyalloc.report.text import WIDTH, clip, hung
+from pyalloc.report.text import WIDTH, hung
 from pyalloc.units import size
 
 _DEEPEST = 10  # levels that are indented

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from pyalloc.asked import Asked, Size, by_requests
 from pyalloc.caveats import BEFORE, is_from_torch
 from pyalloc.config import CUBLAS_NOTES
 from pyalloc.facts import Oom, Phase, Row
+from pyalloc.folding import FILLER, by_column, clip, column
 from pyalloc.moments import STEP, Moment, page_bytes
 from pyalloc.reserved import Reserved
 from pyalloc.units import MIB, size
@@ -45,32 +45,8 @@ _NOT_SETTINGS = (  # notes that are shown elsewhere, or only meant for programs
 MAKERS = "segments by the line they were allocated for"
 _MAKERS = 6
 _NAMES = 12  # of phases, each with a line
-_FILLER = "\0"  # in no name
 _BAR = 20  # columns
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-
-
-def _by_column(text: str) -> str:
-    """Puts a filler after each character that takes two columns of a terminal, so that len() counts columns."""
-    if text.isascii():
-        return text
-    return "".join(c + _FILLER * (unicodedata.east_asian_width(c) in "WF") for c in text)
-
-
-def clip(name: str, width: int) -> str:
-    """A name, cut to at most `width` columns."""
-    wide = _by_column(name)
-    if len(wide) <= width:
-        return name
-    end = width - 1
-    end -= wide[end] == _FILLER  # not half a character
-    return wide[:end].replace(_FILLER, "") + "…"
-
-
-def column(name: str, width: int) -> str:
-    """A name, cut and padded to `width` columns, at least one of them blank."""
-    shown = clip(name, width - 1)
-    return shown + " " * (width - len(_by_column(shown)))
 
 
 def bold(text: str, color: bool) -> str:
@@ -81,13 +57,13 @@ def bold(text: str, color: bool) -> str:
 def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
     """A paragraph in 80 columns; first, rest: what its lines begin with.  Names and options are not broken."""
     return textwrap.fill(
-        _by_column(text),
+        by_column(text),
         WIDTH,
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
-    ).replace(_FILLER, "")
+    ).replace(FILLER, "")
 
 
 def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[str]:
@@ -96,11 +72,11 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
     limit += len(found) == limit + 1  # instead of "and 1 more", name it
     for row in found[:limit]:
         share = 100 * row.bytes / total if total else 0
-        name = _by_column(row.name)
+        name = by_column(row.name)
         first, *more = textwrap.wrap(name, WIDTH - 34, max_lines=4, placeholder=" …") or [""]
         shown = [f"  {size(row.bytes):>10} {share:5.1f} % {row.blocks:>6} x  {first}"]
         shown += [" " * 33 + part for part in more]
-        lines += [line.replace(_FILLER, "") for line in shown]
+        lines += [line.replace(FILLER, "") for line in shown]
     rest = found[limit:]
     if rest:
         lines.append(f"  {size(sum(r.bytes for r in rest)):>10}  and {len(rest)} more")
@@ -109,12 +85,12 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
 
 def hung(head: str, name: str, most: int = 3) -> str:
     """Columns of figures, then a name: behind them in at most `most` lines, or below them if there is no room."""
-    at = len(_by_column(head)) + 2
+    at = len(by_column(head)) + 2
     if WIDTH - at < 24:
         return "\n".join(filter(None, (head, wrapped(name, " " * 8, " " * 8) if name else "")))
-    parts = textwrap.wrap(_by_column(name), WIDTH - at, max_lines=most, placeholder=" …")
+    parts = textwrap.wrap(by_column(name), WIDTH - at, max_lines=most, placeholder=" …")
     lines = [f"{head}  {parts[0]}" if parts else head, *(" " * at + part for part in parts[1:])]
-    return "\n".join(lines).replace(_FILLER, "")
+    return "\n".join(lines).replace(FILLER, "")
 
 
 def temporary(

@@ -171,6 +171,7 @@ def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> Non
         """
         import torch, pyalloc
         from pyalloc import _core
+        pyalloc.install().uninstall()
         memory = torch.cuda.memory
         theirs = memory.CUDAPluggableAllocator(_core.__file__, "pya_torch_alloc", "pya_torch_free")
         memory.change_current_allocator(theirs)
@@ -180,6 +181,7 @@ def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> Non
             assert "another allocator" in str(error) and "already used" not in str(error), error
         else:
             raise AssertionError
+        assert torch.cuda.get_allocator_backend() == "pluggable"  # theirs, not torch's own
         assert repr(pyalloc.status()) == str(pyalloc.status())
         """
     )
@@ -215,6 +217,69 @@ def test_a_failed_install_changes_nothing(dry_python, owner: str, name: str) -> 
         x = torch.empty(5, device="cuda")
         assert torch.cuda.memory_allocated() == 512  # of torch's own allocator
         assert pyalloc.status().allocations == 0
+        """
+    )
+
+
+def test_an_interrupt_leaves_torchs_own_allocator_or_pyalloc(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """Ctrl-C after each call that install() and uninstall() make: nothing is half done, and trying again works."""
+    dry_python(
+        """
+        import os, sys, torch, pyalloc
+        from pyalloc import _core, hooks
+
+        module = sys.modules["pyalloc.install"]
+        files = (module.__file__, hooks.__file__)
+
+        def interrupted(call, n):
+            def profile(frame, event, _):
+                nonlocal n
+                caller = {"c_return": frame, "return": frame.f_back}.get(event)
+                n -= caller is not None and caller.f_code.co_filename in files
+                if n == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+            sys.setprofile(profile)
+            try:
+                call()
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.setprofile(None)
+            return False
+
+        def look():
+            backend, nccl = torch.cuda.get_allocator_backend(), os.environ.get("NCCL_GRAPH_REGISTER")
+            return dict(vars(torch._C)), backend, nccl, _core.is_created(), pyalloc.status().installed
+
+        native = look()
+        pyalloc.install()
+        installed = look()
+        pyalloc.uninstall()
+        assert look() == native
+        assert installed[1:] == ("pluggable", "0", True, True), installed[1:]
+
+        n = 1
+        while interrupted(pyalloc.install, n):
+            now = look()
+            assert now[1:] in (native[1:], installed[1:]), (n, now[1:])
+            assert len(now[0].items() ^ native[0].items()) in (0, len(installed[0].items() ^ native[0].items())), n
+            assert not module._lock._is_owned(), n
+            pyalloc.uninstall()
+            assert look() == native, n
+            n += 1
+        assert n > 50 and look()[1:] == installed[1:]
+
+        n = 1
+        while interrupted(pyalloc.uninstall, n):
+            pyalloc.uninstall()
+            assert look() == native, n
+            pyalloc.install()
+            assert look()[1:] == installed[1:], n
+            n += 1
+        assert n > 5 and look() == native
+        x = torch.empty(5, device="cuda")
+        assert torch.cuda.memory_allocated() == 512  # of torch's own allocator
         """
     )
 
@@ -415,6 +480,37 @@ def test_uninstall_and_install_again(dry_python) -> None:  # type: ignore[no-unt
         assert pool.use_count() == 1
         """
     )
+
+
+def test_a_program_goes_on_after_its_pyalloc_was_removed(dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """By pip, say: nothing but the modules that are loaded already is there any more."""
+    done = dry_python(
+        f"""
+        import sys, torch, pyalloc
+
+        class Gone:
+            def find_spec(name, path, target=None):
+                if name.startswith("pyalloc"):
+                    raise ModuleNotFoundError(name)
+
+        sys.meta_path.insert(0, Gone)
+        pyalloc.install()
+        table = pyalloc.memory_table()
+        with pyalloc.record({str(tmp_path / "out.pya")!r}):
+            pyalloc.step()
+            with pyalloc.phase("forward"):
+                x = torch.nn.Linear(8, 8).cuda()
+        pyalloc.set_limit("1GiB")
+        try:
+            torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            print(error)
+        print(table, pyalloc.status(), pyalloc.get_limit(), bool(pyalloc.stats() and pyalloc.snapshot()))
+        """
+    )
+    assert "CUDA out of memory" in done.stdout and "pyalloc is installed (active)" in done.stdout
+    assert f"{1 << 30} True" in done.stdout and "forward" in done.stdout
+    assert (tmp_path / "out.pya").exists()
 
 
 def test_threads_that_install_at_once(dry_python) -> None:  # type: ignore[no-untyped-def]
