@@ -20,7 +20,7 @@ def folded(line: str) -> str:
 
 
 def by_column(text: str) -> str:
-    """With a filler behind each character that takes two columns of a terminal, so that len() counts columns."""
+    """Puts a filler after each character that takes two columns of a terminal, so that len() counts columns."""
     if text.isascii():
         return text
     import unicodedata  # a library of its own, and few texts need it
@@ -29,16 +29,16 @@ def by_column(text: str) -> str:
 
 
 def clip(name: str, width: int) -> str:
-    """A name in at most so many columns."""
+    """A name, cut to at most `width` columns."""
     wide = by_column(name)
     if len(wide) <= width:
         return name
     end = width - 1
-    end -= wide[end] == FILLER  # no half of a character
+    end -= wide[end] == FILLER  # not half a character
     return wide[:end].replace(FILLER, "") + "…"
 
 
 def column(name: str, width: int) -> str:
-    """The same, and blanks up to the next one."""
+    """A name, cut and padded to `width` columns, at least one of them blank."""
     shown = clip(name, width - 1)
     return shown + " " * (width - len(by_column(shown)))

@@ -26,7 +26,7 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]  # what the fixtures
 ROOT = Path(__file__).parent.parent
 COUNTED = "parity"  # prefix of the properties in which a test counts the tests inside it
 PATIENCE_S = 900  # a program that takes longer hangs; a loaded machine needs a tenth of it
-SOON_S = 90  # the same for what a program does at once
+SOON_S = 180  # the same for what a program does at once
 # From before any test changed it: the Python that many tests fork is started during one of them.
 FOUND_ENVIRONMENT = dict(os.environ)
 
