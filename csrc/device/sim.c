@@ -326,8 +326,15 @@ sim_is_beside(const struct pya_sim *sim, uint32_t vpage, uint32_t page) {
                         (uint32_t)(sim->pte[vpage + 1] & SIM_PTE_PAGE) == page + 2));
 }
 
+/* Does an enabled peer lack access to what the device itself may access?  Plain memory is another call's business. */
+static bool
+sim_lacks_peer(const struct pya_sim *sim, uint64_t pte) {
+    bool is_own = (pte & (SIM_PTE_ACCESS | SIM_PTE_PLAIN)) == SIM_PTE_ACCESS;
+    return is_own && (sim->peers & SIM_PEERS & ~(pte >> SIM_PTE_PEERS)) != 0;
+}
+
 /* n_mappings of each page == page table entries that name it, each adjacent to those of the rest of its run;
- * used_bytes == live pages x PYA_PAGE; live == the run has a handle or a mapping. */
+ * used_bytes == live pages x PYA_PAGE; live == the run has a handle or a mapping; enabled peers have access to all. */
 size_t
 pya_sim_check(struct pya_sim *sim) {
     pthread_mutex_lock(&sim->lock);
@@ -340,6 +347,10 @@ pya_sim_check(struct pya_sim *sim) {
         if (page != 0) {
             seen[page - 1]++;
             n_mappings += (sim->pte[i] & SIM_PTE_PLAIN) == 0;
+            if (sim_lacks_peer(sim, sim->pte[i])) {
+                fprintf(stderr, "sim: a peer has no access to virtual page %u\n", i);
+                bad++;
+            }
             if (!sim_is_beside(sim, i, page - 1)) {
                 fprintf(stderr, "sim: page %u is mapped without the rest of its run\n", page - 1);
                 bad++;

@@ -13,6 +13,9 @@
 #define SIM_PTE_ACCESS (UINT64_C(1) << 33)
 #define SIM_PTE_PLAIN (UINT64_C(1) << 34) /* plain_alloc's: no virtual memory call may touch it */
 #define SIM_PTE_START (UINT64_C(1) << 35) /* a range starts here */
+#define SIM_PTE_PEERS                                                                              \
+    36 /* from this bit on: one per device that has access, for the first SIM_PEERS of them */
+#define SIM_PEERS ((UINT64_C(1) << (64 - SIM_PTE_PEERS)) - 1)
 
 struct sim_stream {
     pya_stream id;

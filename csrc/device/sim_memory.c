@@ -255,7 +255,7 @@ sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n, uint32_t 
         return PYA_E_HOST_NOMEM;
     }
     for (uint32_t i = 0; i < n; i++) {
-        sim->pte[first + i] |= SIM_PTE_ACCESS;
+        sim->pte[first + i] |= SIM_PTE_ACCESS | (sim->peers & SIM_PEERS) << SIM_PTE_PEERS;
     }
     return PYA_OK;
 }
@@ -268,8 +268,14 @@ sim_open_peer_locked(
         .of_part = "access asked for a part of a mapping",
     };
     pya_status status = sim_check_mapped(sim, &asked, first, n, n_handles);
-    bool is_refused = (sim->config.refused_peers >> peer & 1) != 0;
-    return status == PYA_OK && is_refused ? PYA_E_DEVICE : status;
+    const uint64_t bit = UINT64_C(1) << peer;
+    if (status == PYA_OK && (sim->config.refused_peers & bit) != 0) {
+        return PYA_E_DEVICE;
+    }
+    for (uint32_t i = 0; status == PYA_OK && i < n; i++) {
+        sim->pte[first + i] |= (bit & SIM_PEERS) << SIM_PTE_PEERS;
+    }
+    return status;
 }
 
 /* For the device and its peers, or for one peer only. */

@@ -115,11 +115,12 @@ static void
 peers_fill(struct world *world, pya_dptr *ptrs, pya_dptr *base) {
     struct pya_shared shared;
     for (size_t i = 0; i < 4; i++) {
-        ptrs[i] = take(world, 8 * MIB, 0);
+        ptrs[i] = take(world, 16 * MIB, 0);
     }
     give(world, ptrs[0]);
     give(world, ptrs[2]);
-    ptrs[0] = take(world, 16 * MIB, 0);
+    ptrs[0] = take(world, 32 * MIB, 0);
+    CHECK_EQ(stat_of(world->heap, 0, "pyalloc_stitches"), 1);
     CHECK_OK(pya_share(world->heap, ptrs[1], &shared));
     CHECK_OK(import_all(world->heap, &shared, base));
 }
@@ -130,7 +131,7 @@ peers_once(bool is_full, unsigned long nth, bool host, pya_status with) {
     struct world world = {.config = {.quiet = true}};
     pya_dptr ptrs[4];
     pya_dptr base = 0;
-    world_init(&world, "");
+    world_init(&world, "memory:tight");
     give(
         &world,
         take(&world, 40 * MIB, 0)); /* the simulated device's own tables have grown by then */
@@ -147,6 +148,7 @@ peers_once(bool is_full, unsigned long nth, bool host, pya_status with) {
     CHECK_EQ(reserved(&world), before);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     CHECK_OK(pya_enable_peer(world.heap, 0, 1));
+    CHECK_EQ(pya_sim_check(world.sim), 0); /* the peer has access to everything */
     if (is_full) {
         CHECK_OK(pya_import_close(world.heap, base));
         for (size_t i = 0; i < 4; i++) {
@@ -155,7 +157,8 @@ peers_once(bool is_full, unsigned long nth, bool host, pya_status with) {
             }
         }
     }
-    give(&world, take(&world, 60 * MIB, 0));
+    give(&world, take(&world, 160 * MIB, 0));
+    CHECK_EQ(pya_sim_check(world.sim), 0);
     sweep_check_empty(world.heap, world.sim);
     CHECK_EQ(fault_live(), live);
     world_fini(&world);
