@@ -2,6 +2,7 @@
  * between processes, blocks claimed again. */
 #include <unistd.h>
 
+#include "core/gc.h"
 #include "core_model.h"
 #include "sender.h"
 
@@ -166,11 +167,45 @@ op_context(struct world *world) {
     }
 }
 
+/* Memory is collected, which a program gets to only indirectly. */
+static void
+op_collect(struct world *world) {
+    const uint8_t how = fuzz_byte(&world->in);
+    struct pya_card *card = pya_heap_open_card(world->heap, how % N_DEVICES);
+    if (card != NULL) {
+        pya_lock_acquire(&card->lock);
+        size_t n_bytes = pya_gc_collect(card, how / N_DEVICES * PYA_PAGE / 2, NULL, 0);
+        pya_lock_release(&card->lock);
+        SAY("collect of device %d: %zu\n", how % N_DEVICES, n_bytes);
+    }
+}
+
+/* What fails from now on cannot be undone either, until the next time. */
+static void
+op_fault_of_undo(struct world *world) {
+    static const uint32_t kinds[] = {
+        1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP, 1U << PYA_SIM_MAP | 1U << PYA_SIM_UNMAP,
+        1U << PYA_SIM_PAGE_CREATE | 1U << PYA_SIM_PAGE_RELEASE,
+        1U << PYA_SIM_PAGE_IMPORT | 1U << PYA_SIM_UNMAP | 1U << PYA_SIM_PAGE_RELEASE};
+    const uint8_t how = fuzz_byte(&world->in);
+    struct pya_sim *sim = world->sims[how % N_DEVICES];
+    if (sim != NULL && !pya_sim_fail_clear(sim)) {
+        SAY("device %d: call %d of kinds 0x%x fails, later too\n", how % N_DEVICES, 1 + (how >> 4),
+            kinds[how >> 1 & 3]);
+        world->may_fail = true;
+        pya_sim_fail(
+            sim, kinds[how >> 1 & 3], 1 + (how >> 4), (how & 8) != 0 ? PYA_E_NOMEM : PYA_E_DEVICE,
+            true);
+    }
+}
+
 void
 op_rare(struct world *world) {
     static void (*const ops[])(struct world *) = {op_foreign,      op_peer,  op_import, op_import,
                                                   op_import_close, op_claim, op_claim,  op_tell};
-    static void (*const wide_ops[])(struct world *) = {op_capture, op_capture, op_context, op_fork};
+    static void (*const wide_ops[])(struct world *) = {op_capture, op_collect,       op_context,
+                                                       op_fork,    op_fault_of_undo, op_collect,
+                                                       op_capture, op_fault_of_undo};
     const uint8_t kind = fuzz_byte(&world->in);
     if (world->is_wide && kind >= 0x80) {
         wide_ops[kind % (sizeof wide_ops / sizeof *wide_ops)](world);

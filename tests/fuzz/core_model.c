@@ -49,6 +49,7 @@ check_device(struct world *world, int device, bool is_whole) {
         }
     }
     REQUIRE(!is_whole || pya_heap_check(world->heap, device) == 0);
+    REQUIRE(!is_whole || world->sims[device] == NULL || pya_sim_check(world->sims[device]) == 0);
     if (world->is_meanwhile) {
         return;
     }

@@ -40,6 +40,12 @@ void plan_note_free(struct world *world, const struct live *live);
 /* The places, and how far the program has drifted from them since. */
 void plan_finish(struct plan *plan, const uint8_t *data);
 
+/* ---- fuzz_core.c ---- */
+
+/* Where the call in progress holds no lock, because it waits for the device or for a pool's own allocator, other threads
+ * go on. */
+void world_meanwhile(struct world *world);
+
 /* ---- core_forks.c ---- */
 
 /* Forks a child, which may look at the heap and give it up. */

@@ -190,7 +190,9 @@ op_give_back(struct world *world) {
         REQUIRE(reserved_of(world, device) >= (before < kept ? before : kept));
     }
     if (st == PYA_E_CAPTURE) { /* -1: any device */
-        REQUIRE(is_capturing(world, 0) || is_capturing(world, 1) || world->has_foreign);
+        REQUIRE(
+            is_capturing(world, 0) || is_capturing(world, 1) || world->has_foreign ||
+            world->may_refuse);
     } else {
         require_status(world, device, st);
     }

@@ -33,6 +33,9 @@ source_alloc(void *arg, size_t bytes) {
     }
     SAY("source of device %d: %zu at 0x%llx\n", source->device, bytes, (unsigned long long)addr);
     source->n_segments++;
+    if (source->world->is_wide) {
+        world_meanwhile(source->world);
+    }
     return addr;
 }
 
@@ -44,6 +47,9 @@ source_free(void *arg, pya_dptr addr) {
     source->n_segments--;
     while (pya_device_plain_free(pya_sim_device(sim), addr) != PYA_OK) {
         REQUIRE(pya_sim_fail_clear(sim));
+    }
+    if (source->world->is_wide) {
+        world_meanwhile(source->world);
     }
 }
 

@@ -21,14 +21,9 @@ is_locked(const struct world *world) {
     return is_any;
 }
 
-/* While the device is waited for without a lock, other threads go on. */
-static pya_status
-world_sync(struct pya_device *dev) {
-    struct world *world = filter_world;
-    pya_status st = world->device_sync(dev);
-    if (world->may_fork && fuzz_byte(&world->in) % 4 == 0) {
-        world_fork(world); /* in the child, another thread may have held the card's lock */
-    }
+/* While the device or a pool's allocator is waited for without a lock, other threads go on. */
+void
+world_meanwhile(struct world *world) {
     if (world->has_meanwhile && world->depth == 0 && !world->has_host_fault &&
         world->open_fails == 0 && !is_locked(world)) {
         world->depth = HOOK_DEPTH;
@@ -40,6 +35,16 @@ world_sync(struct pya_device *dev) {
         world->is_meanwhile = false;
         world->depth = 0;
     }
+}
+
+static pya_status
+world_sync(struct pya_device *dev) {
+    struct world *world = filter_world;
+    pya_status st = world->device_sync(dev);
+    if (world->may_fork && fuzz_byte(&world->in) % 4 == 0) {
+        world_fork(world); /* in the child, another thread may have held the card's lock */
+    }
+    world_meanwhile(world);
     return st;
 }
 
