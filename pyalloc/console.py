@@ -52,7 +52,7 @@ def program(notes: dict[str, str]) -> str:
         elif not word.startswith("-") or word in ("-c", "-m"):
             first = word
             break
-    is_script = first.endswith(".py") and re.fullmatch(r"python[\d.]*", Path(words[0]).name)
+    is_script = first.endswith(".py") and re.fullmatch(r"python[\d.]*t?", Path(words[0]).name)
     n_ranks = ranks(notes)
     if n_ranks > 1:
         script = shlex.join(words[words.index(first) :]) if is_script else "your_script.py"

@@ -137,11 +137,11 @@ class Result:
 def _interpreter(command: list[str]) -> str:
     """The Python that the command runs, as far as can be told: the command itself, or the one in a script's #! line."""
     found = shutil.which(command[0]) or sys.executable
-    if re.match(r"python[\d.]*$", Path(found).name):
+    if re.match(r"python[\d.]*t?$", Path(found).name):
         return found
     with open(found, "rb") as file:
         first = file.readline(200)
-    named = re.match(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*python[\d.]*)(?:\s|$)", first)
+    named = re.match(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*python[\d.]*t?)(?:\s|$)", first)
     return (shutil.which(os.fsdecode(named[1])) if named else None) or sys.executable
 
 

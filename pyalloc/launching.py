@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyalloc.errors import UsageError
 
-_PYTHON = re.compile(r"python[\d.]*$")
+_PYTHON = re.compile(r"python[\d.]*t?$")  # t: free-threaded
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 

@@ -15,12 +15,12 @@ Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 # Files that torch.compile writes to its cache.
 _COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
 _LIBRARY = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|eventsources|marks|notebook|recording|_bootstrap/[\w/]+)\.py"
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+t?/|^<(frozen|string|eval)|/pyalloc/(automarks|eventsources|marks|notebook|recording|_bootstrap/[\w/]+)\.py"
     rf"|/torchinductor_\w+/|{_COMPILED}"
     r"|/torch_geometric\.[\w.]+\.py$)"  # and files that torch_geometric writes
 )
 _CPP = re.compile(
-    r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S|o)$|(^|/)python[\d.]*$)"
+    r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S|o)$|(^|/)python[\d.]*t?$)"
 )
 # Libraries whose lines tell more than the user's call into them: models, losses, trainers.
 _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")

@@ -38,6 +38,7 @@ def result(memory: int, **changed: Any) -> dryrun.Result:
         ("#! {} -u", True),
         ("#!/usr/bin/env python3.999", True),
         ("#!/usr/bin/env -S python3.999 -u", True),
+        ("#!{}t", True),
         ("#!/usr/bin/env python3.998", False),
         ("#!/bin/sh python3.999", False),
         ("import torch", False),
@@ -54,6 +55,7 @@ def test_the_python_of_a_script_is_that_of_its_first_line(
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert dryrun._interpreter([str(script)]) == (str(other) if is_other else sys.executable)
+    assert dryrun._interpreter([str(other)]) == str(other)
 
 
 def test_summary_fits_80_columns() -> None:

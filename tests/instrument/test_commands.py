@@ -135,6 +135,7 @@ def test_the_next_command_has_the_settings_of_the_replay(plan: Plan, tmp_path: P
         ("python -u /my/train.py --name 'a b'", "python -u /my/train.py --name 'a b'"),
         ("python -W ignore -uX dev train.py -W x", "python -W ignore -uX dev train.py -W x"),
         ("python -Wignore train.py", "python -Wignore train.py"),
+        ("python3.14t train.py", "python3.14t train.py"),
         ("python -X train.py", "python your_script.py"),
         ("python train.py ; reboot", "python train.py ';' reboot"),
         ("python train.py; reboot", "python your_script.py"),

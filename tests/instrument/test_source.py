@@ -67,6 +67,16 @@ def test_code_that_cannot_be_gone_through_is_no_error(tmp_path: Path, formula: s
     assert not list(ast.iter_child_nodes(asking._tree(str(path))))
 
 
+@pytest.mark.parametrize("python", ["python3.11", "python3.14t"])
+def test_pythons_own_files_are_not_the_users(python: str) -> None:
+    """Free-threaded Python has a t behind its version."""
+    library = ("inner", f"/usr/lib/{python}/contextlib.py", 80)
+    interpreter = ("_PyEval_Vector", f"/usr/bin/{python}", 0)
+    user = ("train", "/my/train.py", 3)
+    assert source.place((interpreter, library, user)) == source.Place("/my/train.py", 3, "train")
+    assert source.is_cpp(interpreter[1]) and not source.is_cpp(library[1])
+
+
 def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() -> None:
     frames = (
         ("allocate", "/torch/csrc/cuda.cpp", 1),

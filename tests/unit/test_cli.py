@@ -245,6 +245,8 @@ def test_pythons_that_pyalloc_cannot_get_into_are_refused() -> None:
     for words in (["-I", "x.py"], ["-W", "error", "-uE", "x.py"], ["-X", "dev", "-Sc", "pass"]):
         with pytest.raises(UsageError, match="leave out -"):
             launching.check_reached(["python3.11", *words])
+        with pytest.raises(UsageError, match="leave out -"):
+            launching.check_reached(["python3.14t", *words])
     for words in (["x.py", "-I"], ["-Werror", "-OO", "x.py"], ["-m", "x", "-S"], ["-c", "-E"]):
         launching.check_reached(["/usr/bin/python", *words])
     launching.check_reached(["torchrun", "-I"])
