@@ -67,10 +67,13 @@ def test_code_that_cannot_be_gone_through_is_no_error(tmp_path: Path, formula: s
     assert not list(ast.iter_child_nodes(asking._tree(str(path))))
 
 
-@pytest.mark.parametrize("python", ["python3.11", "python3.14t"])
-def test_pythons_own_files_are_not_the_users(python: str) -> None:
-    """Free-threaded Python has a t behind its version."""
-    library = ("inner", f"/usr/lib/{python}/contextlib.py", 80)
+@pytest.mark.parametrize(
+    ("python", "folder"),
+    [("python3.11", "lib"), ("python3.14t", "lib"), ("python3.12", "lib64")],
+)
+def test_pythons_own_files_are_not_the_users(python: str, folder: str) -> None:
+    """Free-threaded Python has a t behind its version, Fedora's and openSUSE's Python lies in lib64."""
+    library = ("inner", f"/usr/{folder}/{python}/contextlib.py", 80)
     interpreter = ("_PyEval_Vector", f"/usr/bin/{python}", 0)
     user = ("train", "/my/train.py", 3)
     assert source.place((interpreter, library, user)) == source.Place("/my/train.py", 3, "train")
