@@ -127,7 +127,7 @@ def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], in
 
 
 def _bytes_before(runs: list[list[Phase]], analysis: Analysis) -> Callable[[Phase], int]:
-    """A function: how many more bytes were alive when a phase began than when the run of passes around it began.
+    """A function: how many more bytes are alive when a phase begins than when the run of passes around it began.
 
     The passes kept so much until then, whether it is alive at the peak or not.
     """

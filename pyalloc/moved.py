@@ -43,7 +43,7 @@ def _by_file(frames: Iterable[Frame]) -> dict[str, set[Line]]:
 
 
 def _files(first: Iterable[str], second: Iterable[str]) -> dict[str, str]:
-    """Pairs files: with itself, else with the one whose path ends alike, else the last two of the program's own.
+    """Pairs each file with itself, else with the one whose path ends alike, else with the only one left of the program.
 
     A library's files need more than their name in common: many are called __init__.py.
     """
