@@ -8,6 +8,7 @@
 struct backward_range {
     ptrdiff_t b0, b1, kv0, kv1, q0, q1, k0, k1;
     bool want_q, want_kv; /* want_q includes the gradient of the bias */
+    bool once; /* each key meets one block of queries: its gradients are complete after that */
 };
 
 struct backward_scratch {
@@ -16,7 +17,7 @@ struct backward_scratch {
     real *s, *dp;   /* [ATT_K][ATT_LD] */
     real *dqt;      /* [dim][ATT_LD] */
     real *top, *inverse, *delta; /* [ATT_Q] */
-    real *dk, *dv;               /* [n_k of the unit][ld], [..][ldv] */
+    real *dk, *dv;               /* [n_k of the unit, or of a block if once][ld], [..][ldv] */
     ptrdiff_t ld, ldv;
 };
 
@@ -115,6 +116,35 @@ backward_bias(const struct pya_ops_attention *a, struct backward_scratch *w, str
     }
 }
 
+/* Writes the gradients of keys x.k0 to end; the scratch begins with those of x.k0. */
+static void
+backward_write_keys(
+    const struct pya_ops_attention *a, const struct backward_scratch *w, struct att_block x,
+    ptrdiff_t end) {
+    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+    for (ptrdiff_t k = x.k0; k < end; k++) {
+        if (a->d_k.p != NULL) {
+            real *dst = att_row_out(a->d_k, x.b, kv, k);
+            const real *src = w->dk + (k - x.k0) * w->ld;
+            for (ptrdiff_t j = 0; j < a->dim; j++) {
+                dst[j] = src[j] * (real)a->scale;
+            }
+        }
+        if (a->d_v.p != NULL) {
+            memcpy(
+                att_row_out(a->d_v, x.b, kv, k), w->dv + (k - x.k0) * w->ldv,
+                (size_t)a->dim_v * sizeof(real));
+        }
+    }
+}
+
+/* For n keys. */
+static void
+backward_clear_keys(struct backward_scratch *w, ptrdiff_t n) {
+    memset(w->dk, 0, (size_t)(n * w->ld) * sizeof(real));
+    memset(w->dv, 0, (size_t)(n * w->ldv) * sizeof(real));
+}
+
 static void
 backward_block(
     const struct pya_ops_attention *a, struct backward_scratch *w, struct att_block x,
@@ -138,15 +168,18 @@ backward_block(
         tile_multiply(d, x.nq, x.nk, keys, ds, dst);
     }
     if (r->want_kv) {
-        const ptrdiff_t k = x.k0 - r->k0;
+        const ptrdiff_t k = r->once ? 0 : x.k0 - r->k0;
         struct pya_tile_a p = {w->s, ATT_LD, 1};
         struct pya_tile_b grad = {w->grad, w->ldv};
-        struct pya_tile_c dst_v = {w->dv + k * w->ldv, w->ldv, 1};
+        struct pya_tile_c dst_v = {w->dv + k * w->ldv, w->ldv, !r->once};
         tile_multiply(x.nk, dv, x.nq, p, grad, dst_v);
         struct pya_tile_a ds = {w->dp, ATT_LD, 1};
         struct pya_tile_b queries = {w->q, w->ld};
-        struct pya_tile_c dst_k = {w->dk + k * w->ld, w->ld, 1};
+        struct pya_tile_c dst_k = {w->dk + k * w->ld, w->ld, !r->once};
         tile_multiply(x.nk, d, x.nq, ds, queries, dst_k);
+        if (r->once) {
+            backward_write_keys(a, w, x, x.k0 + x.nk);
+        }
     }
 }
 
@@ -163,6 +196,13 @@ backward_queries(
         x.nk = (int)(end - x.k0 < ATT_K ? end - x.k0 : ATT_K);
         backward_block(a, w, x, r);
     }
+    if (r->once && r->want_kv) { /* no query sees the keys from end on */
+        for (x.k0 = end > r->k0 ? end : r->k0; x.k0 < r->k1; x.k0 += ATT_K) {
+            const ptrdiff_t n = r->k1 - x.k0 < ATT_K ? r->k1 - x.k0 : ATT_K;
+            backward_clear_keys(w, n);
+            backward_write_keys(a, w, x, x.k0 + n);
+        }
+    }
     if (!r->want_q || a->d_q.p == NULL) {
         return;
     }
@@ -176,26 +216,6 @@ backward_queries(
 }
 
 static void
-backward_write_keys(
-    const struct pya_ops_attention *a, struct backward_scratch *w, ptrdiff_t b, ptrdiff_t kv,
-    const struct backward_range *r) {
-    for (ptrdiff_t k = r->k0; k < r->k1; k++) {
-        if (a->d_k.p != NULL) {
-            real *dst = att_row_out(a->d_k, b, kv, k);
-            const real *src = w->dk + (k - r->k0) * w->ld;
-            for (ptrdiff_t j = 0; j < a->dim; j++) {
-                dst[j] = src[j] * (real)a->scale;
-            }
-        }
-        if (a->d_v.p != NULL) {
-            memcpy(
-                att_row_out(a->d_v, b, kv, k), w->dv + (k - r->k0) * w->ldv,
-                (size_t)a->dim_v * sizeof(real));
-        }
-    }
-}
-
-static void
 backward_unit(
     const struct pya_ops_attention *a, struct backward_scratch *w, const struct backward_range *r) {
     const ptrdiff_t group = (ptrdiff_t)(a->n_h / a->n_kv);
@@ -203,9 +223,8 @@ backward_unit(
     for (ptrdiff_t n = 0; n < (r->b1 - r->b0) * n_kv; n++) {
         const ptrdiff_t b = r->b0 + n / n_kv;
         const ptrdiff_t kv = r->kv0 + n % n_kv;
-        if (r->want_kv) {
-            memset(w->dk, 0, (size_t)((r->k1 - r->k0) * w->ld) * sizeof(real));
-            memset(w->dv, 0, (size_t)((r->k1 - r->k0) * w->ldv) * sizeof(real));
+        if (r->want_kv && !r->once) {
+            backward_clear_keys(w, r->k1 - r->k0);
         }
         for (ptrdiff_t h = kv * group; h < (kv + 1) * group; h++) {
             for (ptrdiff_t q0 = r->q0; q0 < r->q1; q0 += ATT_Q) {
@@ -214,8 +233,9 @@ backward_unit(
                 backward_queries(a, w, x, r);
             }
         }
-        if (r->want_kv) {
-            backward_write_keys(a, w, b, kv, r);
+        if (r->want_kv && !r->once) {
+            const struct att_block first = {b, kv * group, 0, r->k0, 0, 0};
+            backward_write_keys(a, w, first, r->k1);
         }
     }
 }
@@ -243,21 +263,24 @@ backward_run(const struct pya_ops_attention *a, struct backward_plan plan) {
     const ptrdiff_t nkv = backward_parts(a->n_kv, plan.kv);
     const ptrdiff_t nq = backward_parts(a->n_q, plan.q);
     const ptrdiff_t nk = backward_parts(a->n_k, plan.k);
+    const bool once = a->n_h == a->n_kv && a->n_q <= ATT_Q;
+    const ptrdiff_t keys = !plan.want_kv ? 0 : once && plan.k > ATT_K ? ATT_K : plan.k;
     int failed = 0;
 #pragma omp parallel num_threads(a->n_threads) reduction(| : failed)
     {
         struct backward_scratch w;
         struct pya_scratch s = {NULL, 0};
-        backward_carve(&w, &s, a, plan.want_kv ? plan.k : 0);
+        backward_carve(&w, &s, a, keys);
         struct pya_scratch_local local;
         scratch_begin(&s, &local);
         failed |= s.base == NULL;
         if (s.base != NULL) {
-            backward_carve(&w, &s, a, plan.want_kv ? plan.k : 0);
+            backward_carve(&w, &s, a, keys);
         }
 #pragma omp for schedule(dynamic, 1)
         for (ptrdiff_t u = 0; u < nb * nkv * nq * nk; u++) {
-            struct backward_range r = {.want_q = plan.want_q, .want_kv = plan.want_kv};
+            struct backward_range r = {
+                .want_q = plan.want_q, .want_kv = plan.want_kv, .once = once};
             backward_part(u / (nkv * nq * nk), plan.b, a->n_b, &r.b0, &r.b1);
             backward_part(u / (nq * nk) % nkv, plan.kv, a->n_kv, &r.kv0, &r.kv1);
             backward_part(u / nk % nq, plan.q, a->n_q, &r.q0, &r.q1);

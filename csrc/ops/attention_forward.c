@@ -1,22 +1,34 @@
 /* Scaled dot-product attention, forward: each block of queries passes over all keys, keeping the running maximum and sum of
- * each query; scores never leave the cache. */
+ * each query; scores never leave the cache.  Where a head's keys and values do not stay in the L2 cache, several blocks of
+ * queries pass over them together. */
 #include "attention_drop.h"
 #include "attention_tile.h"
 
+enum {
+    FORWARD_MOST = 4,       /* blocks of queries that pass together */
+    FORWARD_NEAR = 1 << 20, /* bytes of keys and values that stay in an L2 cache of 1 to 2 MB */
+    FORWARD_SCRATCH = 512 << 10, /* and of scratch beside some blocks of them */
+};
+
+/* Of one block of queries, with its running softmax. */
 struct forward_scratch {
     real *qt;        /* [dim][ATT_LD] */
-    real *s;         /* [ATT_K][ATT_LD] */
+    real *s;         /* [ATT_K][ATT_LD], shared by all blocks */
     real *ot;        /* [dim_v][ATT_LD] */
     real *top, *sum; /* [ATT_Q] */
 };
 
 static void
-forward_carve(struct forward_scratch *w, struct pya_scratch *s, const struct pya_ops_attention *a) {
-    w->qt = scratch_take(s, (size_t)a->dim * ATT_LD);
-    w->s = scratch_take(s, att_tile_size(a));
-    w->ot = scratch_take(s, (size_t)a->dim_v * ATT_LD);
-    w->top = scratch_take(s, ATT_Q);
-    w->sum = scratch_take(s, ATT_Q);
+forward_carve(
+    struct forward_scratch *w, int n_w, struct pya_scratch *s, const struct pya_ops_attention *a) {
+    real *scores = scratch_take(s, att_tile_size(a));
+    for (int i = 0; i < n_w; i++) {
+        w[i].s = scores;
+        w[i].qt = scratch_take(s, (size_t)a->dim * ATT_LD);
+        w[i].ot = scratch_take(s, (size_t)a->dim_v * ATT_LD);
+        w[i].top = scratch_take(s, ATT_Q);
+        w[i].sum = scratch_take(s, ATT_Q);
+    }
 }
 
 /* Vectors of queries taken together.  Two with 8 lanes fill a cache line; with 16 lanes, a single vector's maxima would wait
@@ -110,8 +122,7 @@ forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, stru
 }
 
 static void
-forward_queries(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
-    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+forward_start(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
     att_pack_lanes(
         w->qt, att_row(a->q, x.b, x.h, x.q0), a->q.s, x.nq, (ptrdiff_t)a->dim,
         (real)(a->scale * att_log2e));
@@ -119,47 +130,96 @@ forward_queries(const struct pya_ops_attention *a, struct forward_scratch *w, st
         w->top[q] = (real)-1e37;
         w->sum[q] = 0;
     }
-    const ptrdiff_t end = att_visible(a, x.q0, x.nq);
-    for (x.k0 = 0; x.k0 < end; x.k0 += ATT_K) {
-        x.nk = (int)(end - x.k0 < ATT_K ? end - x.k0 : ATT_K);
-        att_scores(a, x, w->qt, w->s);
-        forward_softmax(w, x, (ptrdiff_t)a->dim_v);
-        if (a->dropout > 0) {
-            forward_drop(a, x, w->s);
-        }
-        struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), 1, a->v.s};
-        struct pya_tile_b p = {w->s, ATT_LD};
-        struct pya_tile_c dst = {w->ot, ATT_LD, x.k0 > 0};
-        tile_multiply((int)a->dim_v, x.nq, x.nk, values, p, dst);
+}
+
+static void
+forward_keys(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
+    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+    att_scores(a, x, w->qt, w->s);
+    forward_softmax(w, x, (ptrdiff_t)a->dim_v);
+    if (a->dropout > 0) {
+        forward_drop(a, x, w->s);
     }
-    forward_write(a, w, x);
+    struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), 1, a->v.s};
+    struct pya_tile_b p = {w->s, ATT_LD};
+    struct pya_tile_c dst = {w->ot, ATT_LD, x.k0 > 0};
+    tile_multiply((int)a->dim_v, x.nq, x.nk, values, p, dst);
+}
+
+static struct att_block
+forward_block(const struct pya_ops_attention *a, struct att_block x, int i) {
+    x.q0 += i * ATT_Q;
+    x.nq = (int)(a->n_q - x.q0 < ATT_Q ? a->n_q - x.q0 : ATT_Q);
+    return x;
+}
+
+/* n_w blocks of queries, the first of which x describes. */
+static void
+forward_queries(
+    const struct pya_ops_attention *a, struct forward_scratch *w, int n_w, struct att_block first) {
+    for (int i = 0; i < n_w; i++) {
+        forward_start(a, &w[i], forward_block(a, first, i));
+    }
+    const struct att_block last = forward_block(a, first, n_w - 1);
+    const ptrdiff_t end = att_visible(a, last.q0, last.nq);
+    for (ptrdiff_t k0 = 0; k0 < end; k0 += ATT_K) {
+        for (int i = 0; i < n_w; i++) {
+            struct att_block x = forward_block(a, first, i);
+            const ptrdiff_t n = att_visible(a, x.q0, x.nq) - k0;
+            x.k0 = k0;
+            x.nk = (int)(n < ATT_K ? n : ATT_K);
+            if (x.nk > 0) {
+                forward_keys(a, &w[i], x);
+            }
+        }
+    }
+    for (int i = 0; i < n_w; i++) {
+        forward_write(a, &w[i], forward_block(a, first, i));
+    }
+}
+
+/* How many blocks of queries pass over a head's keys and values together.  One where those stay in the L2 cache, or where more
+ * would leave threads without work; else as many as have their own scratch there. */
+static int
+forward_together(const struct pya_ops_attention *a) {
+    const int64_t row = (a->dim + a->dim_v) * (int64_t)sizeof(real);
+    const int64_t n_qb = (a->n_q + ATT_Q - 1) / ATT_Q;
+    int64_t n = a->n_k * row <= FORWARD_NEAR ? 1 : FORWARD_SCRATCH / (row * ATT_LD);
+    n = n > FORWARD_MOST ? FORWARD_MOST : n;
+    while (n > 1 && a->n_b * a->n_h * (n_qb / n) < 4 * (int64_t)a->n_threads) {
+        n--;
+    }
+    return n < 1 ? 1 : (int)n;
 }
 
 int
 PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
-    const ptrdiff_t n_qb = ((ptrdiff_t)a->n_q + ATT_Q - 1) / ATT_Q;
+    const int together = forward_together(a);
+    const ptrdiff_t step = (ptrdiff_t)together * ATT_Q;
+    const ptrdiff_t n_qb = ((ptrdiff_t)a->n_q + step - 1) / step;
     const ptrdiff_t heads = (ptrdiff_t)(a->n_b * a->n_h);
     int failed = 0;
 #pragma omp parallel num_threads(a->n_threads) reduction(| : failed)
     {
-        struct forward_scratch w;
+        struct forward_scratch w[FORWARD_MOST];
         struct pya_scratch s = {NULL, 0};
-        forward_carve(&w, &s, a);
+        forward_carve(w, together, &s, a);
         struct pya_scratch_local local;
         scratch_begin(&s, &local);
         failed |= s.base == NULL;
         if (s.base != NULL) {
-            forward_carve(&w, &s, a);
+            forward_carve(w, together, &s, a);
         }
-        /* with a causal mask the last block of queries is the longest, so it goes first */
+        /* with a causal mask the last blocks of queries are the longest, so they go first */
 #pragma omp for schedule(dynamic, 1)
         for (ptrdiff_t k = 0; k < heads * n_qb; k++) {
-            ptrdiff_t head = k / n_qb;
-            ptrdiff_t q0 = (n_qb - 1 - k % n_qb) * ATT_Q;
-            struct att_block x = {head / (ptrdiff_t)a->n_h, head % (ptrdiff_t)a->n_h, q0, 0, 0, 0};
-            x.nq = (int)(a->n_q - q0 < ATT_Q ? a->n_q - q0 : ATT_Q);
+            const ptrdiff_t head = k / n_qb;
+            const ptrdiff_t q0 = (n_qb - 1 - k % n_qb) * step;
+            const ptrdiff_t n = ((ptrdiff_t)a->n_q - q0 + ATT_Q - 1) / ATT_Q;
+            const struct att_block x = {
+                head / (ptrdiff_t)a->n_h, head % (ptrdiff_t)a->n_h, q0, 0, 0, 0};
             if (s.base != NULL) {
-                forward_queries(a, &w, x);
+                forward_queries(a, w, n < together ? (int)n : together, x);
             }
         }
         scratch_end(&s, &local);

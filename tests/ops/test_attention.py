@@ -60,6 +60,33 @@ def test_forward_and_gradients(shape, causal, isa):
     compare(problem(*shape), causal=causal)
 
 
+def test_blocks_of_queries_compute_together_what_they_do_alone(isa):
+    """Those of a head pass over keys and values together where these are larger than a near cache."""
+    q, k, v = problem(2, 4, 4, 200, 1100, 128, 128)
+    out = kernel(q, k, v)
+    for alone, part in zip(q.split(64, 2), out.split(64, 2), strict=True):
+        assert torch.equal(kernel(alone, k, v), part)
+    causal = kernel(q, k, v, causal=True)
+    assert torch.equal(kernel(q[:, :, :64], k, v, causal=True), causal[:, :, :64])
+    right = eager(q.double(), k.double(), v.double(), causal=True)
+    torch.testing.assert_close(causal.double(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_threads", [1, 4])
+def test_keys_that_no_query_sees_have_no_gradient(n_threads, isa):
+    """Few queries, so that each block of keys is written once it is computed, or without."""
+    q, k, v = problem(1, 1, 1, 40, 1300, 64, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        found = results(kernel, (q, k, v), torch.randn(q.shape), causal=True)
+        compare((q, k, v), causal=True)
+    finally:
+        torch.set_num_threads(before)
+    for grad in found[2:]:
+        assert grad[:, :, :40].any() and not grad[:, :, 40:].any()
+
+
 def test_long_sums_keep_their_digits(isa):
     """Once, 1600 keys were summed one after another: 1.05e-6, compared with torch's 4e-7."""
     compare(problem(1, 1, 1, 64, 1587, 72, 72))
