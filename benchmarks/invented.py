@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import commit, geometric
+from benchmarks.memory import commit
 from benchmarks.suite import write_operations
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.workloads.invented import invent
@@ -120,7 +121,10 @@ def table(rows: list[Row]) -> str:
         return f"{count / n:.1%}"
 
     lines: list[tuple[str, Callable[[list[Row]], str]]] = [
-        ("peak/live, geometric mean", lambda mine: f"{geometric([r.peak_live for r in mine]):.3f}"),
+        (
+            "peak/live, geometric mean",
+            lambda mine: f"{geometric_mean([r.peak_live for r in mine]):.3f}",
+        ),
         (
             "  nine in ten at most",
             lambda mine: f"{sorted(r.peak_live for r in mine)[9 * n // 10]:.3f}",
@@ -131,13 +135,16 @@ def table(rows: list[Row]) -> str:
             "  above the best of the three",
             lambda mine: share(n_above_best(found, mine, "peak_live")),
         ),
-        ("min/live, geometric mean", lambda mine: f"{geometric([r.min_live for r in mine]):.3f}"),
+        (
+            "min/live, geometric mean",
+            lambda mine: f"{geometric_mean([r.min_live for r in mine]):.3f}",
+        ),
         ("  largest", lambda mine: f"{max(r.min_live for r in mine):.3f}"),
         (
             "  above the best of the three",
             lambda mine: share(n_above_best(found, mine, "min_live")),
         ),
-        ("device time, geometric mean", lambda mine: f"{geometric(times(mine)):.2f}x"),
+        ("device time, geometric mean", lambda mine: f"{geometric_mean(times(mine)):.2f}x"),
         (
             "  above native's by over 5 %",
             lambda mine: share(sum(t > 1.05 for t in times(mine))),

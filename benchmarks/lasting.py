@@ -18,10 +18,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks import hostcuda
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import commit, geometric
+from benchmarks.memory import commit
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.workloads import record
 from pyalloc import _core, trace
@@ -116,7 +117,7 @@ def table(rows: list[Row]) -> str:
         mine = [row for row in rows if row.allocator == allocator]
         name = "means" if allocator == ALLOCATORS[0] else ""
         lines.append(
-            f"{name:22}{allocator:12}{geometric([row.peak_live for row in mine]):10.3f}"
+            f"{name:22}{allocator:12}{geometric_mean([row.peak_live for row in mine]):10.3f}"
             f"{sum(row.first_ms for row in mine) / len(mine):10.1f}"
             f"{sum(row.middle_ms for row in mine) / len(mine):13.3f}"
             f"{sum(row.last_ms for row in mine) / len(mine):12.3f}"

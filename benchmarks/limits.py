@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from pyalloc import _core
@@ -97,10 +98,6 @@ def _cells(rows: list[Row], text: Callable[[Row], str]) -> str:
     return " ".join(f"{text(row) if row.completed else '-':>9}" for row in rows)
 
 
-def _geometric(values: list[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values))
-
-
 def summary(rows: list[Row], allocators: list[str]) -> list[str]:
     """At each limit, how many traces complete, and their time over that with ample memory."""
     ample = {(row.trace, row.allocator): row for row in rows if row.limit is None}
@@ -118,7 +115,7 @@ def summary(rows: list[Row], allocators: list[str]) -> list[str]:
             times = [row.ms / max(ample[row.trace, allocator].ms, 1e-6) for row in mine]
             calls = [row.calls / max(ample[row.trace, allocator].calls, 1) for row in mine]
             figures = (
-                f"{_geometric(times):16.2f}{max(times):8.2f}{_geometric(calls):16.2f}"
+                f"{geometric_mean(times):16.2f}{max(times):8.2f}{geometric_mean(calls):16.2f}"
                 if mine
                 else f"{'-':>16}{'-':>8}{'-':>16}"
             )
@@ -141,7 +138,7 @@ def against(rows: list[Row], other: str) -> list[str]:
         ]
         if ratios:
             lines.append(
-                f"{limit:<8}pyalloc / {other}: {_geometric(ratios):.2f} "
+                f"{limit:<8}pyalloc / {other}: {geometric_mean(ratios):.2f} "
                 f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} traces)"
             )
     return lines

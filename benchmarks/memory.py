@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
+from statistics import geometric_mean
 
 from benchmarks import hostcuda, limits, settling
 from benchmarks.helping import HelpFormatter
@@ -225,11 +225,6 @@ def measure(
     return row
 
 
-def geometric(values: list[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def time_beside(rows: list[Row], allocator: str) -> str:
     """Geometric means of modelled device time over native's: at typical, low and high costs."""
     native = {row.trace: row.device_ns for row in rows if row.allocator == "native"}
@@ -237,7 +232,9 @@ def time_beside(rows: list[Row], allocator: str) -> str:
     if allocator == "native" or not mine:
         return ""
     typical, low, high = (
-        geometric([max(1, row.device_ns[cost]) / max(1, native[row.trace][cost]) for row in mine])
+        geometric_mean(
+            [max(1, row.device_ns[cost]) / max(1, native[row.trace][cost]) for row in mine]
+        )
         for cost in ("typical", "low", "high")
     )
     return f"{'x native ms':>17}{typical:7.2f} [{low:.2f}, {high:.2f}]"
@@ -271,7 +268,7 @@ def table(rows: list[Row], allocators: list[str]) -> str:
         for text, allocator in zip(["geometric mean", "", ""], allocators, strict=False):
             mine = [row for row in part if row.allocator == allocator]
             peak, least = (
-                geometric([getattr(row, what) for row in mine])
+                geometric_mean([getattr(row, what) for row in mine])
                 for what in ("peak_live", "min_live")
             )
             lines.append(
@@ -299,7 +296,7 @@ def beside_recorded(rows: list[Row]) -> list[str]:
         return []
     same = sum(ratio == 1 for ratio in ratios)
     return [
-        f"native here over as recorded: geometric mean {geometric(ratios):.4f}, {min(ratios):.4f} to "
+        f"native here over as recorded: geometric mean {geometric_mean(ratios):.4f}, {min(ratios):.4f} to "
         f"{max(ratios):.4f}; the same bytes in {same} of {len(ratios)}"
     ]
 

@@ -18,9 +18,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import commit, geometric
+from benchmarks.memory import commit
 from benchmarks.policies import PARTS
 from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS
@@ -88,9 +89,9 @@ def measure(names: list[str], n_seeds: int, folder: Path) -> Iterator[Row]:
                 kind=one.kind,
                 allocator=allocator,
                 plain=plain[allocator][0],
-                mean=geometric(peaks),
+                mean=geometric_mean(peaks),
                 worst=max(peaks),
-                time=geometric(times),
+                time=geometric_mean(times),
             )
         print(f"[{number + 1}/{len(traces)}] {one.name}", file=sys.stderr, flush=True)
 
@@ -99,7 +100,7 @@ def _line(title: str, rows: list[Row]) -> str:
     """The geometric means of an allocator's rows."""
     name = title if rows[0].allocator == ALLOCATORS[0] else ""
     plain, mean, worst, time = (
-        geometric([getattr(row, column) for row in rows])
+        geometric_mean([getattr(row, column) for row in rows])
         for column in ("plain", "mean", "worst", "time")
     )
     return f"{name:22}{rows[0].allocator:12}{plain:9.3f}{mean:8.3f}{worst:8.3f}{time:13.2f}"

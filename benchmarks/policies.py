@@ -15,10 +15,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks import plots
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import commit, geometric
+from benchmarks.memory import commit
 from benchmarks.suite import suite
 from pyalloc import _core
 
@@ -100,9 +101,9 @@ def means(points: list[Point]) -> list[Mean]:
                     Mean(
                         part,
                         setting,
-                        geometric([p.peak_live for p in mine]),
-                        geometric([p.min_live for p in mine]),
-                        geometric([p.device_ms / native_ms[p.trace] for p in mine]),
+                        geometric_mean([p.peak_live for p in mine]),
+                        geometric_mean([p.min_live for p in mine]),
+                        geometric_mean([p.device_ms / native_ms[p.trace] for p in mine]),
                         len(mine),
                     )
                 )

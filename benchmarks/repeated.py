@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pyalloc
 from benchmarks import hostcuda, trained
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import Progress, commit, geometric
+from benchmarks.memory import Progress, commit
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.trained import Card, HostRuntime
 from pyalloc import planning
@@ -203,7 +204,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
     for allocator in dict.fromkeys(row["allocator"] for row in rows):
         mine = [row for row in rows if row["allocator"] == allocator]
-        mean = geometric([row["peak_live"] for row in mine])
+        mean = geometric_mean([row["peak_live"] for row in mine])
         n_quiet = sum(row["quiet_from"] <= len(row["calls"]) for row in mine)
         last = f"{n_quiet} of {len(mine)} quiet in the end"
         lines.append(f"{'geometric mean':27}{allocator:11}{'':9}{mean:10.3f}  {last}")

@@ -28,11 +28,12 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks import costs, hostcuda, plots
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import ample_bytes, commit, geometric
+from benchmarks.memory import ample_bytes, commit
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import (
     ALLOCATORS,
@@ -216,7 +217,7 @@ def table(results: list[dict[str, Any]]) -> str:
             calls = ", ".join(str(part[a]["device_calls"]) for a in ALLOCATORS)
             line += f"  device calls: {calls}; ns in them: {inside}"
         lines.append(line)
-    lines.append(f"{'geometric mean of the ratios':36}{geometric(ratios):42.1f}x")
+    lines.append(f"{'geometric mean of the ratios':36}{geometric_mean(ratios):42.1f}x")
     return "\n".join(lines)
 
 

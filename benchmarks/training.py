@@ -34,13 +34,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from statistics import geometric_mean
 from typing import Any
 
 import pyalloc
 from benchmarks import hostcuda, trained
 from benchmarks.card import smi
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import Progress, commit, geometric
+from benchmarks.memory import Progress, commit
 from benchmarks.workloads.record import names
 from pyalloc.report.text import clip
 
@@ -210,8 +211,8 @@ def table(rows: list[Row], allocators: list[str]) -> str:
         lines.append(f"{name:18}{live:>9}{_cells(ratios, 11)}{_cells(times, 11)}")
         good += [mine] if len(mine) == len(allocators) else []
     if good:
-        ratios = [f"{geometric([peak_live(m[a]) for m in good]):.3f}" for a in allocators]
-        times = [f"{geometric([m[a]['median_ms'] for m in good]):.1f}" for a in allocators]
+        ratios = [f"{geometric_mean([peak_live(m[a]) for m in good]):.3f}" for a in allocators]
+        times = [f"{geometric_mean([m[a]['median_ms'] for m in good]):.1f}" for a in allocators]
         lines.append(f"{f'mean of {len(good)}':27}{_cells(ratios, 11)}{_cells(times, 11)}")
     return "\n".join(lines)
 

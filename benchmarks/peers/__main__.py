@@ -27,11 +27,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks import hostcuda
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import Progress, ample_bytes, commit, geometric
+from benchmarks.memory import Progress, ample_bytes, commit
 from benchmarks.peers import building
 from benchmarks.peers.building import Peer
 from benchmarks.speed import measure, patterns
@@ -119,7 +120,7 @@ def table(rows: list[Row], names: list[str]) -> str:
 
     def cell(part: list[Row]) -> str:
         peak, least, ns = (
-            geometric([getattr(row, name) for row in part])
+            geometric_mean([getattr(row, name) for row in part])
             for name in ("peak_live", "min_live", "ns_per_op")
         )
         return f"{peak:9.3f}{least:6.3f}{ns:7.0f}"
