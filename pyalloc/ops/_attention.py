@@ -1,6 +1,6 @@
-"""Scaled attention's kernels: how they are called, and what torch knows of them."""
+"""Scaled attention's kernels: how they are called, and how they are registered with torch."""
 # mypy: disable-error-code="untyped-decorator, misc"
-#   torch is not followed: what derives from it or is decorated by it has no type
+#   mypy does not follow torch: what derives from it or is decorated by it has no type
 # ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _scores_of(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _stats_shape(q: Tensor) -> tuple[int, ...]:
-    """Of each row the largest score and the inverse of the sum, which beside a large score would lose its digits."""
+    """Per row the largest score, and the inverse of the sum; as one number, the latter would lose its digits."""
     return (*q.shape[:2], 2, q.shape[2])
 
 
 def _inputs(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, n_out: Sequence[int]
 ) -> tuple[int, ...]:
-    """The structure's sizes and what follows them up to the mask."""
+    """The structure's fields from the sizes to the mask."""
     n_b, n_h, n_q, dim = q.shape
     _, n_kv, n_k, dim_v = v.shape
     sizes = n_b, n_h, n_kv, n_q, n_k, dim, dim_v
@@ -70,7 +70,7 @@ def _inputs(
 
 
 def _options(q: Tensor, k: Tensor, causal: bool) -> tuple[int, ...]:
-    """The structure's last numbers."""
+    """The structure's last fields."""
     return causal, dtype_code(q.dtype), threads(q.numel() * k.shape[2]), 0
 
 
@@ -111,7 +111,7 @@ class _Backward(NamedTuple):
     call: Call
     gradients: tuple[Callable[[], Tensor], ...]  # of q, k and v
     bias: Callable[[], Tensor] | None
-    is_summed: bool  # in the bias's, which starts as zeros
+    is_summed: bool  # the kernel adds to the bias's, which must start as zeros
     workspace: Callable[[], Tensor | None]
 
 
@@ -159,7 +159,7 @@ def _plan_backward(
 
 _READS = (dense_rows, dense_rows, dense_rows, resolved, None)
 _forward_plans = Plans(_READS, _plan_forward)
-# The results are as made, but for what vmap's folding does to them.
+# The results are as the forward made them, unless vmap folded them.
 _backward_plans = Plans((*_READS, dense_rows, dense_rows, Tensor.contiguous), _plan_backward)
 
 
@@ -175,7 +175,7 @@ def _forward_kernel(
     seed: Tensor | None,
     wants_stats: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """The result and, for the backward, what each row's softmax needs, which CUDA's kernel makes in any case."""
+    """The result and, for the backward, the statistics of each row's softmax, which CUDA's kernel always writes."""
     on_device = _cuda.on_device(q)
     options = causal, scale, dropout, on_device
     plan, tensors = _forward_plans.find((q, k, v, bias, mask), *options)
@@ -219,9 +219,9 @@ def _backward_kernel(
 
 
 def run(*args: Any) -> Tensor:
-    """The registered op, or in plain eager mode the same without the dispatcher's cost.
+    """Calls the registered op; in plain eager mode does the same without the dispatcher's cost.
 
-    q, k, v, bias, mask, causal, scale, dropout, seed.
+    Takes q, k, v, bias, mask, causal, scale, dropout, seed.
     """
     if is_transformed():
         return _transformable(*args)[0]
@@ -233,12 +233,12 @@ def run(*args: Any) -> Tensor:
 
 
 def is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether no dispatcher is needed to find what serves such tensors."""
+    """Whether a call with such tensors can bypass the dispatcher."""
     return _cuda.is_direct("attention", q, k, v)
 
 
 def run_direct(*args: Any) -> Tensor:
-    """As run, where nothing but autograd looks at the call and the kernels serve."""
+    """Like run(), for calls that only autograd sees and that the kernels can serve."""
     if asks_gradient(args[:4]):
         out: Tensor = _Direct.apply(*args)
         return out
@@ -317,7 +317,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _gradients(ctx: Any, backward: Any, grad: Tensor | None) -> tuple[Any, ...]:
-    """Of the nine arguments."""
+    """The gradients of the nine arguments."""
     if grad is None:
         return (None,) * 9
     *tensors, seed = ctx.saved_tensors
@@ -336,7 +336,7 @@ _attention.register_autograd(_vjp, setup_context=_setup)
 
 
 class _Direct(torch.autograd.Function):
-    """The same, called without the dispatcher."""
+    """The registered op, called without the dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
@@ -382,7 +382,7 @@ _attention_backward.register_autograd(_backward_vjp, setup_context=_backward_set
 
 
 def _fold_scores(x: Tensor | None, in_dim: int | None, n: int, n_b: int) -> Tensor | None:
-    """A bias or mask for n times the batch; one that is shared by all stays as it is."""
+    """A bias or mask for n times the batch; one that all share stays as it is."""
     if x is None or (in_dim is None and x.shape[0] == 1):
         return x
     batched = x.unsqueeze(0).expand(n, *x.shape) if in_dim is None else x.movedim(in_dim, 0)
@@ -421,7 +421,7 @@ def _backward_rule(
         _fold_scores(x, d, n, n_b) for x, d in zip((bias, mask), in_dims[6:8], strict=True)
     )
     shared_by = 1
-    if needs_bias and bias is not None:  # one for each, even where all share the bias
+    if needs_bias and bias is not None:  # a gradient for each, even if all share the bias
         own = bias.shape[0] if in_dims[6] is None else bias.movedim(in_dims[6], 0).shape[1]
         shared_by = n_b // own
         whole = None if whole is None else whole.expand(n * n_b, *whole.shape[1:])
@@ -442,7 +442,7 @@ _attention_backward.register_vmap(
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """What is kept of the rows is nobody's to differentiate."""
+    """The result, and zeros for the statistics of the rows, which have no derivatives."""
     bias, mask, causal, scale, dropout, _ = rest
     _refuse_derivative(dropout)
     return _eager.attention(q, k, v, bias, mask, causal, scale), q.new_zeros(_stats_shape(q))

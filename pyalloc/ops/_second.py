@@ -1,12 +1,12 @@
-"""Second derivatives where torch's own attention kernel served, which has first ones only.
+"""Second derivatives of attention computed by torch's own kernels, which have only first ones.
 
-Whether they are wanted shows only when the first backward runs, with create_graph. Until then nothing may be
-kept or computed for them, and little time spent: a call for a few queries and its backward are over in 60
-microseconds. So the result carries one hook, which in the usual case looks at the grad mode and returns.
+Whether they are needed shows only when the first backward runs with create_graph. Until then nothing may be kept or
+computed for them, and hardly any time spent: a call for a few queries and its backward take 60 microseconds. So the
+result carries one hook, which usually looks at the grad mode and returns.
 """
 
 # mypy: disable-error-code="misc"
-#   torch is not followed: what derives from it has no type
+#   mypy does not follow torch: classes derived from it have no type
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONCE_DIFFERENTIABLE = frozenset(
 
 
 class _Keep(torch.autograd.Function):
-    """Saves its inputs and gives nothing: its node is a second place to have them from."""
+    """Saves its inputs and returns nothing of use: its node is a second place to get them from."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
@@ -38,14 +38,14 @@ class _Keep(torch.autograd.Function):
 
 
 def offer(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Makes the gradients of an attention that torch computed differentiable, should they be asked for."""
+    """Makes the gradients of an attention that torch computed differentiable, if create_graph asks for that."""
     if is_checkpointed():
-        # which hands out what a node saved once: torch's kernel has that, we save for ourselves
+        # A checkpoint hands out each saved tensor once, to torch's kernel: save the inputs a second time.
         before: Any = partial(_before, kept=_Keep.apply(q, k, v))
     else:
         before = _before
     node: Any = out.grad_fn
-    if type(node).__name__ == "SliceBackward0":  # on CUDA head sizes are padded to eights, and cut
+    if type(node).__name__ == "SliceBackward0":  # on CUDA head sizes are padded to multiples of 8
         node.next_functions[0][0].register_prehook(lambda grads: before(grads[0]))
         return
     # register_hook() in its parts, without the handle nobody needs: 4 microseconds where it takes 10
@@ -75,10 +75,10 @@ def _before(grad: Tensor, kept: Tensor | None = None) -> None:
 def _gradients(
     node: Any, inputs: tuple[Tensor, ...], given: tuple[Tensor | None, ...], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Those of query, key and value by pyalloc's kernel, whose backward is differentiable."""
+    """The gradients of query, key and value by pyalloc's kernel, whose backward is differentiable."""
     dtype = inputs[0].dtype
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    missing = grad.shape[-1] - inputs[2].shape[-1]  # of the caller's own tensors, unpadded
+    missing = grad.shape[-1] - inputs[2].shape[-1]  # by torch, if we kept unpadded tensors
     q, k, v = (
         torch.nn.functional.pad(x.to(compute), (0, missing)) if missing else x.to(compute)
         for x in inputs

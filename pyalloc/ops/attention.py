@@ -189,7 +189,7 @@ def scaled_attention(
 
 
 class _Known(NamedTuple):
-    """What calls with tensors and options alike come to: none of theirs is checked again, or made to fit."""
+    """The outcome of calls with the same kind of tensors and options: arguments need no more checks or casts."""
 
     taken: str
     reason: str
@@ -203,7 +203,7 @@ _Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, 
 
 
 def _key(tensors: _Tensors, causal: bool, scale: float | None, dropout: float, path: str) -> Any:
-    """Of what decides, besides the tensors' numbers and what looks at the call; None where that is not all plain."""
+    """A key of all that decides, except numbers and what else sees the call; None if an argument is not plain."""
     described = key_of_call(*tensors)
     if described is None or type(scale) not in _NUMBERS or type(dropout) not in _NUMBERS:
         return None
@@ -230,7 +230,7 @@ def _run_known(
 
 def _learn(key: Any, found: _Known, tensors: _Tensors) -> None:
     if tensors[0].is_cuda and _cuda.is_captured(tensors[0].device):
-        return  # a later call may have more kernels, which cannot be loaded now
+        return  # a later call may have kernels that cannot be loaded now
     if found.taken == "sdpa" or (found.taken == "kernel" and _is_direct(*tensors)):
         keep(_known, key, found)
 
@@ -247,7 +247,7 @@ def _seed(dropout: float) -> Tensor | None:
 
 
 def _by_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    # a branch, for under dynamic shapes the comparison itself is symbolic and torch takes only a bool
+    # a branch, because under dynamic shapes the comparison is symbolic, and torch takes only a bool
     groups = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     out: Tensor = _sdpa(q, k, v, None, 0.0, causal, scale=scale, **groups)
     if out.requires_grad and not _transforms() and not _is_compiling():
@@ -256,7 +256,7 @@ def _by_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Te
 
 
 def _as_number(scale: Any) -> float:
-    """A tensor's too, if it is not to have a derivative."""
+    """The scale as a number; also of a tensor, unless it needs a derivative."""
     if isinstance(scale, Tensor):
         _refuse_derivative(scale)
     try:
@@ -268,11 +268,11 @@ def _as_number(scale: Any) -> float:
 
 
 def _as_truth(causal: Any) -> bool:
-    """Also of a 1 or 0 of another type, as NumPy's, and of a comparison of sizes while it is exported."""
+    """Causal as a bool; accepts 0 and 1 of other types, such as NumPy's, and comparisons of sizes during an export."""
     try:
-        if isinstance(causal, torch.SymBool):  # which is not equal to 0 or 1
+        if isinstance(causal, torch.SymBool):  # does not compare equal to 0 or 1
             return bool(causal)
-        if causal in (0, 1):  # not a set: a tensor has a hash of its own
+        if causal in (0, 1):  # not a set: tensors hash by identity
             return bool(causal)
     except (TypeError, ValueError, RuntimeError):
         pass
@@ -280,7 +280,7 @@ def _as_truth(causal: Any) -> bool:
 
 
 def _as_factor(scale: Tensor) -> Tensor:
-    """A tensor of one number without dimensions, as which it does not change a dtype."""
+    """The scale as a tensor without dimensions, which does not change a dtype."""
     _refuse_derivative(scale)
     if scale.numel() != 1:
         raise OpError(f"{_OP}: scale must be a number, got a tensor {tuple(scale.shape)}")
@@ -288,7 +288,7 @@ def _as_factor(scale: Tensor) -> Tensor:
 
 
 def _refuse_derivative(scale: Tensor) -> None:
-    """Read as a number, one that is learned would never get its gradient, nor pass on its tangent."""
+    """A scale that is read as a number would get no gradient, and pass on no tangent."""
     if has_gradient(scale):
         raise OpError(
             f"{_OP}: scale must be a number, got a tensor that requires a gradient; multiply q by it"
@@ -300,7 +300,7 @@ def _refuse_derivative(scale: Tensor) -> None:
 
 
 def _no_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """Zeros, if anything, but connected to the inputs, so that their gradients are zeros."""
+    """Zeros that depend on the inputs, so that their gradients are zeros."""
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     for x in (q, k, v, bias):
         if x is not None:
@@ -313,7 +313,7 @@ def _with_fewer_dimensions(
 ) -> Tensor | tuple[Tensor, dict[str, str]]:
     q, k, v = (_four(name, x) for name, x in zip("qkv", qkv, strict=True))
     bias, mask, *rest = options
-    if qkv[0].dim() == 3:  # without heads a bias and a mask have none either
+    if qkv[0].dim() == 3:  # without heads, bias and mask have none either
         bias, mask = (x.unsqueeze(1) if x is not None and x.dim() == 3 else x for x in (bias, mask))
     out, info = scaled_attention(q, k, v, bias, mask, *rest, path=path, return_info=True)
     out = out.reshape(*qkv[0].shape[:-1], v.shape[-1])
@@ -343,7 +343,7 @@ def _check_arguments(tensors: _Tensors, path: str, dropout: float) -> None:
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype: autocast's where it is on, as for torch's attention, else the promoted one."""
+    """Casts to one dtype: autocast's if it is on, as for torch's attention, else the promoted one."""
     device = "cpu" if q.is_cpu else q.device.type
     cast = autocast_is_on(device)
     if q.dtype is k.dtype is v.dtype and not cast:
@@ -357,7 +357,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _in_compute_dtype(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any, factor: Tensor | None
 ) -> Tensor:
-    """Half precision is computed in float32 and given back as it came; factor: of the queries."""
+    """Computes half precision in float32 and casts the result back; factor: multiplies the queries."""
     dtype = q.dtype
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     if dtype != compute:
@@ -401,7 +401,7 @@ def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
 
 
 def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, str]:
-    """Pyalloc's where it uses tensor cores, else torch's memory-efficient kernel, never the one that keeps scores."""
+    """Pyalloc's if it uses tensor cores, else torch's memory-efficient kernel; never torch's that keeps scores."""
     if needs_more_than_once() or _is_compiling() or q.shape[1] != k.shape[1]:
         return "kernel", "pyalloc's kernel"
     if _uses_tensor_cores(q, k, v):
@@ -410,13 +410,13 @@ def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, st
     try:
         params = cuda.SDPAParams(q, k, v, None, 0.0, False, False)
         serves = cuda.mem_efficient_sdp_enabled() and cuda.can_use_efficient_attention(params)
-    except (AttributeError, TypeError, RuntimeError):  # of a torch that asks otherwise
+    except (AttributeError, TypeError, RuntimeError):  # a torch with other arguments
         serves = False
     return ("sdpa", "torch's is faster on CUDA") if serves else ("kernel", "pyalloc's kernel")
 
 
 def _uses_tensor_cores(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether pyalloc's kernel would, with gain; not known of tensors without numbers, nor in a first call's graph."""
+    """Whether pyalloc's kernel would, and is faster; False if unknown: fake tensors, a first call in a capture."""
     size = max(q.shape[3], v.shape[3])
     is_known = not isinstance(q, FakeTensor)
     if size > _LARGEST_TENSOR_HEAD or not is_known or not _is_worth_a_launch(q, k, v):
@@ -471,7 +471,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The bias or mask with four dimensions, each either whole or 1."""
+    """The bias or mask with four dimensions, each of full size or 1."""
     if x is None:
         return None
     full = (*q.shape[:3], k.shape[2])
