@@ -55,8 +55,8 @@ def offer(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _before(grad: Tensor, kept: Tensor | None = None) -> None:
-    """Runs before torch's backward: where that is to be differentiated, has its result replaced."""
-    # had even where they are not needed, for until then the checkpoint holds on to them
+    """Runs before torch's backward; if that is to be differentiated, has its result replaced."""
+    # read even if not needed: until then the checkpoint holds on to them
     inputs = None if kept is None else kept.grad_fn.saved_tensors
     if not torch.is_grad_enabled():
         return
