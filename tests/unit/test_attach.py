@@ -1,4 +1,4 @@
-"""`pyalloc attach` where nothing can be begun, and what it does to the process that it asks."""
+"""`pyalloc attach` where nothing can be started, and what it does to the process that it asks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def process(*words: str) -> Iterator[int]:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """By a command that fails."""
+    """Through a command that fails."""
     assert cli.main(["attach", *words]) == 2
     return " ".join(capsys.readouterr().err.split())
 
@@ -53,7 +53,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_that_the_kernel_cut_within_a_character_is_no_error(tmp_path: Path) -> None:
-    """It keeps 15 bytes of a program's."""
+    """It keeps 15 bytes of a program's name."""
     program = tmp_path / ("ü" * 10)
     program.symlink_to(shutil.which("cat") or "")
     with process(str(program)) as pid:
@@ -61,7 +61,7 @@ def test_a_name_that_the_kernel_cut_within_a_character_is_no_error(tmp_path: Pat
 
 
 def test_processes_that_the_system_hides_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/proc mounted with hidepid=1 has the folders of others, and lets nobody else look into them."""
+    """/proc mounted with hidepid=1 has the folders of others, but nobody else may look into them."""
     read = Path.read_text
 
     def read_own(path: Path, *given: object, **named: object) -> str:
@@ -116,7 +116,7 @@ def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_process_that_ends_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was taken for another program, for nothing was mapped into it any more."""
+    """It was taken for another program, because nothing was mapped into it any more."""
     monkeypatch.setattr(processes, "_check_there", lambda *_: None)
     with process("cat") as pid:
         os.kill(pid, signal.SIGKILL)
@@ -154,7 +154,7 @@ def test_a_python_is_known_by_its_files(
 def test_of_a_launcher_the_programs_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those it started, and what these started."""
+    """Those it started, and those that they started."""
     monkeypatch.setattr(processes, "_TORCH", processes.re.compile("/libc[.-]"))  # stands in
     with process("sh", "-c", "sh -c 'cat; true'; true") as pid:
         first, second = processes.with_torch_below(pid)
@@ -168,7 +168,7 @@ def test_of_a_launcher_the_programs_are_told(
 def test_a_process_of_another_user_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with process("setpriv", "--reuid=65534", "--clear-groups", "cat") as pid:
         assert "belongs to nobody" in said(capsys, str(pid))
-        for command in ("stats", "live"):  # to attach to it, which they said, would be refused
+        for command in ("stats", "live"):  # they do not suggest `attach`, which would be refused
             assert cli.main([command, str(pid)]) == 2
             told = capsys.readouterr().err
             assert told.split(": ", 1)[1] == (
@@ -247,7 +247,7 @@ def test_what_else_gdb_says_is_passed_on(
         looks.append(pid)
         return len(looks) < 3 or is_there(pid)
 
-    monkeypatch.setattr(processes, "is_there", late)  # what ends takes its time
+    monkeypatch.setattr(processes, "is_there", late)  # ending takes its time
     assert f"process {python.pid} has ended in the meantime" in said(capsys, str(python.pid))
 
 
@@ -299,7 +299,7 @@ os.kill(child, signal.SIGKILL)
 
 @pytest.mark.parametrize("is_preloaded", [False, True])
 def test_a_part_of_the_registers_is_written_on_top_of_the_rest(is_preloaded: bool) -> None:
-    """Linux takes them as a whole, of which gdb before 14 knows a part on processors with AMX."""
+    """Linux takes them as a whole; gdb before 14 knows only a part of them on processors with AMX."""
     if platform.machine() != "x86_64":
         pytest.skip("gdb is used on x86-64 only")
     env = {**os.environ, **({"LD_PRELOAD": str(debugger._LIBRARY)} if is_preloaded else {})}
@@ -314,7 +314,7 @@ def test_a_part_of_the_registers_is_written_on_top_of_the_rest(is_preloaded: boo
 def test_a_gdb_without_help_leaves_the_program_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It brings the question in, or it cannot write registers here and says so."""
+    """It brings the request in, or it cannot write registers here and says so."""
     monkeypatch.setattr(processes, "_TORCH", processes.re.compile("python"))
     monkeypatch.setattr(debugger, "_LIBRARY", tmp_path / "none")
     command = (sys.executable, "-c", "input(); print(flush=True); print(input(), flush=True)")
@@ -336,7 +336,7 @@ def test_a_gdb_without_help_leaves_the_program_as_it_was(
 def test_gdb_brings_the_question_in_and_an_answer_out(
     python: processes.Process, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its Python has no torch, which was only made to seem so."""
+    """Its Python has no torch; it was only made to look so."""
     found = said(capsys, str(python.pid))
     assert f"process {python.pid}: it has not imported torch" in found
     assert processes.is_there(python.pid)
@@ -354,7 +354,7 @@ def test_gdb_brings_the_question_in_and_an_answer_out(
 def test_gdb_comes_in_while_the_main_thread_waits_for_another(
     wait: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pythons differ in what they wait by: 3.13 has no lock behind join(), 3.14 none of that kind behind a lock."""
+    """Pythons wait differently: 3.13 has no lock behind join(), 3.14 none of that kind behind a lock."""
     monkeypatch.setattr(processes, "_TORCH", processes.re.compile("python"))
     source = "import queue, threading; lock = threading.Lock(); lock.acquire(); input(); print(flush=True); "
     with process(sys.executable, "-c", source + wait) as pid:
@@ -363,7 +363,7 @@ def test_gdb_comes_in_while_the_main_thread_waits_for_another(
 
 
 def test_what_is_put_into_a_process_calls_nobody_else(tmp_path: Path) -> None:
-    """Who attaches has given up, or is another user: the text does nothing, and says nothing."""
+    """Whoever attaches has given up, or is another user: the text does nothing and says nothing."""
     debugger._lay_down(tmp_path / "text", str(tmp_path / "nobody"))
     text = (tmp_path / "text").read_text().rstrip("\0")
     names = (

@@ -94,7 +94,7 @@ def test_a_recorder_that_is_writing_is_not_stopped_in_the_middle() -> None:
 
 
 def beside(call: object) -> list[object]:
-    """What it returns, or raises, in another thread."""
+    """What it returns or raises in another thread."""
     found: list[object] = []
 
     def work() -> None:
@@ -105,7 +105,7 @@ def beside(call: object) -> list[object]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    while thread.is_alive():  # Python code, between whose steps the call comes
+    while thread.is_alive():  # Python code; the call comes between two of its steps
         pass
     return found
 
@@ -152,7 +152,7 @@ class Kept:
 
 @pytest.mark.parametrize("how", ["succeed", "fail", "given up", "leaving"])
 def test_what_was_called_is_let_go_of(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process may be attached to again and again, and each recording holds all names in its file."""
+    """A process may be attached to again and again, and each recording has all names in its file."""
     kept = Kept()
     known = weakref.ref(kept)
     if how == "leaving":
@@ -212,7 +212,7 @@ def test_an_interrupt_waits_for_the_end_and_a_second_one_does_not() -> None:
         with mainthread.interrupts_wait():
             pass
         assert len(seen) == 3
-        # Handlers are the main thread's alone.
+        # Only the main thread runs handlers.
         assert beside(lambda: mainthread.interrupts_wait().__enter__()) == [None]
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with mainthread.interrupts_wait():

@@ -33,7 +33,7 @@ def test_forked_child_installs_nothing_but_may_use_cuda_first(dry_python) -> Non
 
 @pytest.mark.parametrize("fast", ["1", "0"])
 def test_forked_child_of_a_used_parent_ends_quietly(dry_python, fast: str) -> None:  # type: ignore[no-untyped-def]
-    """Torch's own way, which older versions have alone, ends in another function."""
+    """torch's own way, which is the only one in older versions, ends in another function."""
     done = dry_python(
         """
         import os, sys, torch, pyalloc
@@ -52,7 +52,7 @@ def test_forked_child_of_a_used_parent_ends_quietly(dry_python, fast: str) -> No
 
 
 def test_a_child_forked_while_a_thread_takes_a_snapshot(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """It waits for no lock of that thread's, which it has not; nor does it keep what the thread had changed."""
+    """It waits for no lock of that thread, which it does not have, and does not keep what the thread had changed."""
     dry_python(
         """
         import gc, os, signal, threading, torch

@@ -57,7 +57,7 @@ def test_a_program_without_a_subcommand_is_told_of_run(
     assert cli.main(words) == 2
     told = capsys.readouterr().err
     assert f"pyalloc run {shlex.join(words)}\n" in told
-    # Any word may be a program's name, as test is.
+    # Any word may be a program's name, such as test.
     assert ("the subcommands are" in told) == (words[0] == "env")
 
 
@@ -108,13 +108,13 @@ def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_run_becomes_is_ended_by_a_closed_pipe() -> None:
-    """Python ignores that signal, and what a process becomes ignores what it did."""
+    """Python ignores that signal, and a program that replaces a process ignores what the process did."""
     done = run("bash", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}")
     assert (done.stdout, done.stderr) == ("y\n141\n", "")
 
 
 def test_an_empty_part_of_the_path_is_the_folder_where_the_program_starts(tmp_path: Path) -> None:
-    """What `export PYTHONPATH=$PYTHONPATH:src` makes of none; programs find what lies there without knowing why."""
+    """From `export PYTHONPATH=$PYTHONPATH:src` without one; programs then find modules there for no visible reason."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "beside.py").write_text("print('found')\n")
     script = tmp_path / "scripts" / "train.py"
@@ -127,7 +127,7 @@ def test_an_empty_part_of_the_path_is_the_folder_where_the_program_starts(tmp_pa
 
 
 def test_a_broken_sitecustomize_of_the_program_keeps_nothing_away(tmp_path: Path) -> None:
-    """Python tells of it, and goes on with the program."""
+    """Python reports it and goes on with the program."""
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('of the program')\n")
     path = os.pathsep.join([str(tmp_path), str(Path(pyalloc.__file__).parent.parent)])
     code = "import sys; print([finder.name for finder in sys.meta_path if hasattr(finder, 'name')])"
@@ -389,7 +389,7 @@ def test_progress_stays_in_one_line_of_the_terminal(
 def test_what_ends_a_command_leaves_no_progress_behind(
     error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was written over as far as the message reached, and over the shell's own line."""
+    """It was overwritten as far as the message reached, and so was the shell's own line."""
     ours, terminal = os.openpty()
     monkeypatch.setattr(console, "_AFTER_S", -1.0)
     monkeypatch.setattr(console, "_EVERY_S", -1.0)

@@ -27,7 +27,7 @@ PROGRAM = """
 def test_cached_memory_stays_near_the_threshold(
     dry_python: Callable[..., CompletedProcess[str]], install: bool
 ) -> None:
-    """Sixteen sizes in turn: without it native caches up to its limit of 4 GiB and has to start over then."""
+    """Sixteen sizes in turn: without it, native caches up to its limit of 4 GiB and then has to start over."""
     name = "PYALLOC_CONF" if install else "PYTORCH_CUDA_ALLOC_CONF"
     done = dry_python(PROGRAM, install=install, env={name: "garbage_collection_threshold:0.4"})
     most, ooms, retries = map(int, done.stdout.split())

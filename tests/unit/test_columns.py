@@ -1,4 +1,4 @@
-"""What is printed fits a terminal of 80 columns."""
+"""Output fits a terminal of 80 columns."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_size_may_have_a_space_before_its_unit() -> None:
 
 
 def test_a_keyword_is_one_setting() -> None:
-    """Of limit="2GiB,vmm:False" nobody would find out what became of vmm."""
+    """With limit="2GiB,vmm:False" nobody would notice what became of vmm."""
     with pytest.raises(
         ConfigError, match=r"option 'limit' cannot be '2GiB,vmm:False'.*must not contain commas"
     ):

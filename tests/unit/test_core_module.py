@@ -153,7 +153,7 @@ def test_features_are_reported_without_torch() -> None:
 
 
 def test_nested_statistics_are_torchs() -> None:
-    """All of them but ours and those left out; their order is the parity suite's affair."""
+    """All except ours and those left out; the parity suite checks their order."""
 
     def flat(inner: dict[str, Any], before: str = "") -> Iterator[tuple[str, int]]:
         for key, value in inner.items():

@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ tell the reader to type, and where they send him."""
+"""What README.md and the pages of docs/ tell the reader to type, and the links in them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("tests/*
 PAGES = [page for page in PAGES if ".venv" not in page.parts]
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# `pyalloc ...` and `python -m ...`, inline or on a line of a console; a line may break inside.
+# `pyalloc ...` and `python -m ...`, inline or on a console line; a line may break within.
 INLINE = re.compile(r"`((?:pyalloc|python -m benchmarks\.\w+) [^`]+)`")
 TYPED = re.compile(r"^\$ ((?:pyalloc|python -m benchmarks\.\w+) [^#\n]+)", re.MULTILINE)
 NUMBERS = {"PID": "1", "N": "1", "FOLDER": "x", "WHEN": "peak"}
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """The anchors of its headings, as GitHub makes them."""
     found = (re.sub(r"[^\w\- ]", "", each.lower()) for each in HEADING.findall(page.read_text()))
     return {each.replace(" ", "-") for each in found}
 
@@ -46,7 +46,7 @@ def test_links(page: Path) -> None:
 
 
 def variants(command: str) -> Iterator[list[str]]:
-    """Words of what is typed: with what stands in [], without, and each of a|b."""
+    """The words of what is typed: with and without what stands in [], and each of a|b."""
     command = " ".join(command.split())
     for form in {re.sub(r"\[[^\]]*\]", "", command), command.replace("[", "").replace("]", "")}:
         words = [word for word in shlex.split(form) if word != "..."]
@@ -56,7 +56,7 @@ def variants(command: str) -> Iterator[list[str]]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Each once, with the page it stands on."""
+    """Each once, with its page."""
     found: dict[str, str] = {}
     for page in PAGES:
         text = page.read_text()
@@ -75,7 +75,7 @@ def parse_pyalloc(words: list[str]) -> None:
     cli.load(name).prepare_parser(parser)
     wanted = ["--to", "csv"] * (name == "export" and "--to" not in rest)
     rest += ["1", "2"] * (rest[-1:] == ["--steps"])
-    # Where a text says only which option it is about, the file is missing.
+    # If a text only names an option, the file is missing.
     for file in ([], ["1"]):
         for form in ([*wanted, *rest, *file], [*file, *wanted, *rest]):
             with contextlib.suppress(SystemExit):
@@ -114,7 +114,7 @@ def test_commands(command: str, page: str) -> None:
 def test_commands_of_benchmarks(
     command: str, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "matplotlib.py").touch()  # is looked for, not imported
+    (tmp_path / "matplotlib.py").touch()  # looked for, not imported
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     Path("FILE").touch()
@@ -125,7 +125,7 @@ def test_commands_of_benchmarks(
 
 
 def test_there_are_commands() -> None:
-    """They are found: other marks around them would leave nothing to test."""
+    """There are some: with other marks around them, nothing would be tested."""
     found = [command for command, _ in commands()]
     assert "pyalloc report out.pya -o report.html" in found  # inline
     assert "python -m benchmarks.speed --scaling --loops" in found

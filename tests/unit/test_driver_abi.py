@@ -1,4 +1,4 @@
-"""The driver's types, numbers and parameters in csrc/device, against NVIDIA's header where one is installed."""
+"""The driver's types, numbers and parameters in csrc/device, against NVIDIA's header if one is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environments that the makefile makes: PyTorch is not fetched twice, nor tests run twice that passed."""
+"""The environments that the makefile makes: PyTorch is not fetched twice, and tests that passed do not run again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
 
     assert make(theirs / "bin" / "python") == 0
     assert seen() == str(packages / "torch" / "__init__.py")
-    # Broken off before it sees them, and activated.
+    # Interrupted before it sees them, and activated.
     shutil.rmtree(ours)
     remove = tmp_path / "remove"
     remove.mkdir()
@@ -90,7 +90,7 @@ def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
 
     assert make("half") == 1 and (ours / "bin" / "python").exists()
     assert make("whole") == 0 and (ours / "whole").exists() and not (ours / "half").exists()
-    assert make("whole") == 0  # it stays, as one that another made does
+    assert make("whole") == 0  # it stays, as one that somebody else made does
 
 
 @pytest.mark.parametrize("how", ["--symlinks", "--copies"])
@@ -143,7 +143,7 @@ def test_an_active_environment_comes_first(tmp_path: Path) -> None:
     assert chosen(VIRTUAL_ENV=removed) == str(theirs / "python3.11")
     assert chosen(VIRTUAL_ENV=removed, CONDA_PREFIX=str(tmp_path)) == str(theirs / "python")
     (theirs / "python").unlink()
-    (theirs / "python").write_text("#!/bin/sh\nexit 1\n")  # as one that is too old says
+    (theirs / "python").write_text("#!/bin/sh\nexit 1\n")  # what one that is too old says
     (theirs / "python").chmod(0o755)
     assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
 
@@ -207,7 +207,7 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
         make_venv(tmp_path / ".venv-newest")
         code, said = run("newest", newest)
         assert code == 0 and f"newest {outcome};" in said, said
-    # Other sources, by their names too.
+    # Other sources, also by their names.
     (tmp_path / "docs" / "one.md").touch()
     make_venv(venv)
     assert "1.0 passed;" in run()[1]

@@ -85,7 +85,7 @@ def test_importing_does_not_bring_the_gil_back(run_python: RunPython) -> None:
 
 
 def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
-    # Headers of 3.13 call functions that refuse lengths ("s#") on the Pythons before it.
+    # Headers of 3.13 call functions that refuse lengths ("s#") on earlier Pythons.
     for path in (ROOT / "csrc").glob("module*.c"):
         assert re.findall(r'"[^"\n]*[szyu]#[^"\n]*",', path.read_text()) == [], path.name
 
@@ -95,7 +95,7 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     (tmp_path / "pyalloc").mkdir()
     for name in ("__init__.py", "config.py"):
         shutil.copy(ROOT / "pyalloc" / name, tmp_path / "pyalloc")
-    # -S: not what an environment knows of another pyalloc.
+    # -S: without what an environment knows of another pyalloc.
     command = [sys.executable, "-S", "-c", "import pyalloc"]
     done = subprocess.run(
         command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False
@@ -105,7 +105,7 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
 
 
 def test_a_zip_file_says_that_it_has_to_be_installed(tmp_path: Path) -> None:
-    # zipapp, shiv and the like: no system loads a library out of one.
+    # zipapp, shiv and the like: no system loads a library from one.
     archive = tmp_path / "tool.pyz"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("__main__.py", "import pyalloc")
@@ -124,7 +124,7 @@ def test_a_source_distribution_has_all_that_the_repository_has(tmp_path: Path) -
     """What is built, and what README, which is in it, links and names."""
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "Deprecat" not in done.stderr  # of setuptools, which refuses what it warned of before
+    assert "Deprecat" not in done.stderr  # setuptools', which will refuse what it now warns of
     listed = set((tmp_path / "pyalloc.egg-info/SOURCES.txt").read_text().splitlines())
     needed = {
         str(path.relative_to(ROOT))
@@ -140,7 +140,7 @@ def test_a_source_distribution_has_all_that_the_repository_has(tmp_path: Path) -
 def test_makes_the_libraries_in_a_folder_whose_name_has_spaces(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # make cannot name a target in such a folder by its whole path; no recipe is run here (-n).
+    # make cannot name a target in such a folder by its full path; no recipe runs here (-n).
     here = tmp_path / "a folder für alles"
     here.mkdir()
     for name in ("setup.py", "pyproject.toml", "csrc", "cuda"):

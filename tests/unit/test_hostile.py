@@ -1,4 +1,4 @@
-"""Callers that are hostile or unlucky, from Python; those of the C interface are in tests/c/test_core_hostile.c."""
+"""Hostile or unlucky callers, from Python; tests/c/test_core_hostile.c has those of the C interface."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ for _ in range(2):
 
 
 def test_a_release_build_cannot_end_the_program() -> None:
-    """No exit, no abort, no failed assertion: whatever happens, the caller hears of it."""
+    """No exit, no abort, no failed assertion: whatever happens, the caller gets an error."""
     done = subprocess.run(
         ["nm", "-D", "--undefined-only", _core.__file__], capture_output=True, text=True, check=True
     )
@@ -186,7 +186,7 @@ print("good")
 """
 
 
-# Children that drop their parent's tensors, forked off while its threads are within pyalloc.
+# Children that drop their parent's tensors, forked while its threads are inside pyalloc.
 FORKS = """
 import os, signal, threading, torch
 

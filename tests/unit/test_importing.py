@@ -1,4 +1,4 @@
-"""Calls that wait for a module: whatever else looks for it, they come once, when it is there."""
+"""Calls that wait for a module: whatever else looks for it, they run once, when it is there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_who_looks_whether_there_is_a_module_uses_up_no_call(modules: Path) -> N
         looked = importlib.util.find_spec("awaited")
         assert looked is not None and looked.loader is not None
     assert not seen
-    assert importlib.util.find_spec("awaited.inner") is not None  # which imports what is around it
+    assert importlib.util.find_spec("awaited.inner") is not None  # imports its package
     assert sorted(seen) == [(0, 1), (1, 1)]
     importlib.import_module("awaited.inner")
     assert sorted(seen) == [(0, 1), (1, 1), (2, 2)]

@@ -21,7 +21,7 @@ def test_install_after_torch_is_imported(dry_python) -> None:  # type: ignore[no
 
 
 def test_a_mistake_in_the_environment_is_the_status_and_no_error(run_python) -> None:  # type: ignore[no-untyped-def]
-    """`print(pyalloc.status())` is how a program looks whether pyalloc is on."""
+    """`print(pyalloc.status())` is how a program finds out whether pyalloc is on."""
     done = run_python(
         """
         import contextlib, pyalloc
@@ -285,7 +285,7 @@ def test_an_interrupt_leaves_torchs_own_allocator_or_pyalloc(dry_python) -> None
 
 
 def test_a_torch_with_another_interface_is_told_apart(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """Of a version that is not out yet: nothing is changed, and the message names the version."""
+    """With a version that is not out yet: nothing is changed, and the message names the version."""
     dry_python(
         """
         import torch, pyalloc
@@ -410,7 +410,7 @@ def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None: 
         "expandable_segments" in line and "garbage_collection_threshold" in line for line in told
     )
     assert "pinned" not in "".join(told)
-    # What pyalloc could do as well is said at once, and how to ask for it.
+    # What pyalloc could do as well is said at once, with how to ask for it.
     assert "PYALLOC_CONF=garbage_collection_threshold:0.8" in done.stderr
     assert "PYALLOC_CONF=roundup_power2_divisions:... (" in done.stderr
     assert "expandable_segments" not in done.stderr
@@ -597,7 +597,7 @@ def test_limit_setting(dry_python) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_finders_of_modules_that_python_passes_over_do_no_harm(run_python) -> None:  # type: ignore[no-untyped-def]
-    """Old ones have find_module() only."""
+    """Old ones have only find_module()."""
     done = run_python(
         """
         import sys, warnings

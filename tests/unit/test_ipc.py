@@ -1,4 +1,4 @@
-"""CUDA IPC: tensors sent to other processes, on torch's own allocator and on pyalloc; what is in the way is said."""
+"""CUDA IPC: tensors sent to other processes, on torch's own allocator and on pyalloc; obstacles are reported."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ assert torch.equal(tensor.cpu(), torch.arange(1000))
 
 
 def test_pages_that_the_driver_does_not_share(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """The error says what to do, and the tensor is what it was."""
+    """The error says what to do, and the tensor is unchanged."""
     refused = {"PYALLOC_HOSTCUDA_FAIL": "every:cuMemExportToShareableHandle:801"}
     said = dry_python(SHARE, install=True, env=refused).stdout
     assert "PYALLOC_CONF=vmm:false" in said
@@ -83,7 +83,7 @@ def test_what_does_not_help_is_not_advised(dry_python, tmp_path: Path) -> None: 
     assert "returned 801" in said and "Send a CPU copy" in said and "vmm" not in said
 
 
-# What a tensor's last owner calls: which device is current, and what an error of it leaves behind.
+# What a tensor's last owner calls: which device is current, and what its error leaves behind.
 WATCH = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -126,7 +126,7 @@ if __name__ == "__main__":
 
 
 def test_memory_is_closed_on_its_device(dry_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Wherever its last owner is; an error there is nobody else's."""
+    """Wherever its last owner is; an error there belongs to nobody else."""
     script = tmp_path / "closing.py"
     script.write_text(CLOSING)
     done = dry_python(
@@ -139,7 +139,7 @@ def test_memory_is_closed_on_its_device(dry_python, tmp_path: Path) -> None:  # 
 
 
 def test_other_threads_go_on_while_memory_is_fetched(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """From a sender that does not answer until one of them sees to it."""
+    """From a sender that answers only once one of them has seen to it."""
     dry_python(
         """
         import os, signal, sys, threading, torch
@@ -170,7 +170,7 @@ def test_other_threads_go_on_while_memory_is_fetched(dry_python) -> None:  # typ
 
 
 def test_tensors_of_one_page_are_fetched_once(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """And so lie as far apart as at the sender, as those of one segment do on torch's own allocator."""
+    """So they lie as far apart as at the sender, as those of one segment do on torch's own allocator."""
     dry_python(
         """
         import os, signal, torch

@@ -1,4 +1,4 @@
-"""Calls of _core, those that fail too, leave neither objects nor references nor host memory behind."""
+"""Calls of _core, including calls that fail, leave no objects, references or host memory behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of phases and steps."""
+"""Who gets notice of phases and steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_listener_that_leaves_takes_no_mark_from_the_next(
 def test_a_phase_whose_name_is_no_text_is_refused_before_anybody_hears(
     monkeypatch: pytest.MonkeyPatch, name: object
 ) -> None:
-    """A recording would end at it."""
+    """A recording would end with it."""
     heard = Heard()
     monkeypatch.setattr(marks, "listeners", [heard])
     with pytest.raises(TypeError, match="name must be a string, not"), pyalloc.phase(name):  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_a_step_that_a_recording_could_not_hold_is_refused(
 def test_of_two_tables_the_one_that_is_closed_listens_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Alike as they are as long as both have the same rows."""
+    """They look the same as long as both have the same rows."""
     monkeypatch.setattr(marks, "listeners", [])
     first, second = tables.MemoryTable(), tables.MemoryTable()
     marks.listeners.extend([first, second])

@@ -91,7 +91,7 @@ def test_symbols_of_torch(tmp_path: Path, hidden: list[str]) -> None:
 
 @pytest.mark.torch
 def test_an_allocator_of_a_pool_that_is_passed_in_an_unknown_way(tmp_path: Path) -> None:
-    """By a torch that is not out yet."""
+    """With a torch that is not out yet."""
     hidden = [
         f"_ZN{room}4cuda7MemPoolC1E{passed}{flags}"
         for room, passed in (
@@ -121,7 +121,7 @@ torch.cuda.MemPool()
 
 
 def without(tmp_path: Path, hidden: list[str], program: str) -> str:
-    """What a program says where pyalloc does not find these symbols."""
+    """The output of a program in which pyalloc does not find these symbols."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("no gcc")
@@ -146,7 +146,7 @@ def without(tmp_path: Path, hidden: list[str], program: str) -> str:
 
 
 def test_a_checkpoint_where_there_was_no_tensor_yet(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """What a DataPtr of this torch looks like is found out then."""
+    """Then the layout of this torch's DataPtr is found out."""
     out = dry_python(
         """
         import torch

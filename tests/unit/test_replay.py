@@ -98,7 +98,7 @@ def test_not_a_trace(what: type, tmp_path: Path) -> None:
 
 
 def two_sizes() -> _core.Program:
-    """100 MiB, given back, then 60 and 60."""
+    """100 MiB, freed, then 60 and 60."""
     program = _core.Program()
     program.add(KINDS["alloc"], addr=1, bytes=100 * MIB)
     program.add(KINDS["free_requested"], addr=1)
@@ -139,12 +139,12 @@ def test_a_pass_drops_the_graphs_of_the_one_before(policy: str) -> None:
     program = _core.Program()
     for kind in ("empty_cache", "pool_begin", "alloc", "free_requested", "pool_end"):
         program.add(KINDS[kind], addr=512, bytes=100 * MIB)
-    assert program.replay(policy, passes=3)["n_calls_last_pass"] > 0  # its memory went back
+    assert program.replay(policy, passes=3)["n_calls_last_pass"] > 0  # its memory was given back
 
 
 @pytest.mark.parametrize("policy", [name for name, _ in _core.replay_policies()])
 def test_a_pass_leaves_the_pools_of_the_one_before(policy: str) -> None:
-    """A recording may end while requests go to a pool, or to two."""
+    """A recording may end while requests go to one pool, or to two."""
     program = _core.Program()
     program.add(KINDS["alloc"], addr=512, bytes=100 * MIB)
     for pool in (7, 8):
@@ -200,7 +200,7 @@ def test_replay_refuses() -> None:
 
 
 def test_reading_tells_how_far_it_is_and_may_be_stopped(tmp_path: Path) -> None:
-    """Of a hundred million events it takes ten seconds, in which Ctrl-C is to be heard."""
+    """With a hundred million events it takes ten seconds, in which Ctrl-C must work."""
     path = tmp_path / "a.pya"
     write(path, 200_000)
     seen: list[tuple[int, int]] = []
@@ -254,7 +254,7 @@ def test_a_scan_tells_of_the_events_that_were_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_program_knows_what_a_pass_over_the_trace_does(tmp_path: Path) -> None:
-    """Replays say what a trace lacks without reading it again."""
+    """Replays report what a trace lacks without reading it again."""
     writer = _core.TraceWriter(tmp_path / "a.pya")
     for text in ("allocator=native", "größe=1", "größe=2"):
         writer.event(KINDS["user"], text=writer.string(text))
@@ -298,7 +298,7 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     write(tmp_path / "a.pya", 10)
     kinds = (_core.TraceReader, _core.Program)
     before = [sys.getrefcount(kind) for kind in kinds]
-    # An earlier test's object may go meanwhile; a leak would be one reference for each of the hundred.
+    # An earlier test's object may be freed meanwhile; a leak would be one reference for each of the hundred.
     for _ in range(100):
         for kind in kinds:
             kind(tmp_path / "a.pya")

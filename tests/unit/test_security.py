@@ -26,7 +26,7 @@ SOURCES = [
 
 @pytest.fixture(autouse=True)
 def generous_umask() -> Iterator[None]:
-    """What is private must not be so by the caller's umask."""
+    """What is private must not depend on the caller's umask."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -196,7 +196,7 @@ def test_a_socket_of_another_user_is_not_asked(
 
 
 def variables() -> set[str]:
-    """Those the sources read."""
+    """Those that the sources read."""
     pattern = re.compile(r"\bPYALLOC_[A-Z_]+\b")
     return {name for path in SOURCES for name in pattern.findall(path.read_text())}
 

@@ -1,4 +1,4 @@
-"""Python ends when torch's autograd threads rest; a thread of that name stands for them here."""
+"""Python ends once torch's autograd threads rest; here a thread of that name stands in for them."""
 
 from __future__ import annotations
 

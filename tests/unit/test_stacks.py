@@ -1,4 +1,4 @@
-"""What stacks cost and hold, beyond what torch's own allocator can be held to as well."""
+"""What stacks cost and hold, beyond what torch's own allocator can be tested for as well."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ dladdr(const void *address, Dl_info *info) {
 
 
 def skip_without(name: str) -> None:
-    """Where torch.cuda.memory has no such function."""
+    """Skips if torch.cuda.memory has no such function."""
     if not hasattr(pytest.importorskip("torch").cuda.memory, name):
         pytest.skip(f"this torch has no {name}()")
 
@@ -43,7 +43,7 @@ def counting(tmp_path: Path) -> dict[str, str]:
 
 
 def test_an_address_is_looked_up_once(dry_python, counting) -> None:  # type: ignore[no-untyped-def]
-    """However many entries, live blocks and snapshots name it: each takes a fifth of a millisecond in libtorch."""
+    """Once, however many entries, live blocks and snapshots name it: each lookup takes 0.2 ms in libtorch."""
     dry_python(
         """
         import ctypes
@@ -80,7 +80,7 @@ def test_an_address_is_looked_up_once(dry_python, counting) -> None:  # type: ig
 
 
 def test_equal_stacks_are_one_list(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """So that a snapshot of many steps takes no longer, and no more of a file, than its places in the program."""
+    """So a snapshot of many steps takes no more time, and no more of a file, than its places in the program."""
     dry_python(
         """
         import torch
@@ -131,7 +131,7 @@ def test_a_traceback_is_one_look_up(dry_python) -> None:  # type: ignore[no-unty
 
 
 def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # type: ignore[no-untyped-def]
-    """Static functions too, whose names are not in the library; pyalloc's own frames are not among them."""
+    """Also static functions, whose names are not in the library; pyalloc's own frames are not among them."""
     said = [
         dry_python(
             """
@@ -145,14 +145,14 @@ def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # typ
                 print(frame["name"], frame["filename"])
             """,
             install=True,
-            cold=True,  # another place in memory for each library
+            cold=True,  # another address for each library
         ).stdout.splitlines()
         for _ in range(2)
     ]
     assert said[0] == said[1]
     assert any(re.match(r"libtorch_cuda\.so\+0x[0-9a-f]+ /", line) for line in said[0])
     assert not any(Path(_core.__file__).name in line or "Pluggable" in line for line in said[0])
-    # In torch 2.9 that has static functions of its library within.
+    # In torch 2.9, that address has static functions of its library within.
     named = [line for line in said[0] if not line.startswith("libtorch_cpu.so+")]
     assert named[0].startswith("at::detail::empty_generic"), said[0][:3]
     assert said[0][-1].startswith("<module> ")
@@ -160,7 +160,7 @@ def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # typ
 
 @pytest.mark.parametrize("context", [None, "state", "all"])
 def test_labels_of_what_is_forgotten_go(dry_python, context: str | None) -> None:  # type: ignore[no-untyped-def]
-    """Also where the history has no stacks, whose captures free what nobody has any more."""
+    """Also if the history has no stacks, whose captures free what nobody has any more."""
     skip_without("_set_memory_metadata")
     out = dry_python(
         f"""

@@ -1,4 +1,4 @@
-"""Python's threads at one allocator and at its objects: what a GIL keeps apart, and free-threaded Python does not."""
+"""Python threads that use one allocator and its objects: what a GIL keeps apart, and free-threaded Python does not."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_trace_is_written_by_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", range(8))
 def test_a_trace_may_be_closed_while_others_write(tmp_path: Path, n: int) -> None:
-    """What was written until then is there; whoever comes later is told."""
+    """What was written until then is there; later writers get an error."""
     writer = _core.TraceWriter(tmp_path / "a.pya")
     written: list[int] = []
     has_begun = threading.Event()
@@ -100,7 +100,7 @@ def test_a_trace_may_be_closed_while_others_write(tmp_path: Path, n: int) -> Non
 
 
 def test_one_trace_is_read_by_many(tmp_path: Path) -> None:
-    """Each event is given once; who comes in between is told."""
+    """Each event comes once; whoever comes in between gets an error."""
     writer = _core.TraceWriter(tmp_path / "a.pya")
     text = writer.string("name")
     for i in range(20_000):

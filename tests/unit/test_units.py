@@ -1,4 +1,4 @@
-"""Sizes as they are typed and told."""
+"""Sizes as they are typed and printed."""
 
 from __future__ import annotations
 

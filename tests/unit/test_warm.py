@@ -1,4 +1,4 @@
-"""Programs in a fork of a Python that has imported torch are as those of a fresh one."""
+"""Programs in a fork of a Python that has imported torch behave like those of a fresh one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_fork_has_the_environment_arguments_and_folder_it_was_given(tmp_path: 
 def test_what_a_test_asks_for_itself_is_not_given_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The parity suite runs beside other tests: one of them turned torch's cache off for it."""
+    """The parity suite runs beside other tests, one of which turned torch's cache off for it."""
     before = dry_environment()
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     assert dry_environment() == before

@@ -1,4 +1,4 @@
-"""Libraries that answer cudaMalloc instead of the runtime see what private pools are made of."""
+"""Libraries that intercept cudaMalloc see what private pools are made of."""
 
 from __future__ import annotations
 
