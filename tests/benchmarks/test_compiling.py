@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_a_library_has_its_name_once_it_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Callable[[], Path]
 ) -> None:
-    """Whoever began at the same time opened what the linker was writing."""
+    """Whoever began at the same time opened what the linker was still writing."""
     for name in ("csrc", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
     seen: list[Path] = []
@@ -35,4 +35,4 @@ def test_a_library_has_its_name_once_it_is_whole(
     assert seen == [] and library.is_relative_to(tmp_path)
     assert list(library.parent.iterdir()) == [library]
     monkeypatch.setattr(subprocess, "run", None)
-    assert build() == library  # which is newer than what it was made of
+    assert build() == library  # newer than what it was made from

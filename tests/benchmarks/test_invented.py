@@ -1,4 +1,4 @@
-"""Trainings made up from seeds are programs, and what is said of them is so."""
+"""Generated trainings are valid programs, and what is said of them is true."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_what_a_card_does_not_say(
 
 
 def test_a_peer_that_cannot_be_run_is_left_out(tmp_path: Path) -> None:
-    """As a compiled one where its compiler is missing; what is known is in the file at once."""
+    """Like a compiled one without its compiler; what is known is in the file at once."""
 
     def compiled() -> None:
         raise RuntimeError("no C compiler")

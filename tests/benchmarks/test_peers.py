@@ -1,4 +1,4 @@
-"""The comparison with other libraries' allocators: what of it needs none of them."""
+"""The comparison with other libraries' allocators: the parts that need none of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ void *foreign_alloc(ssize_t bytes, int device, void *stream) {
 }
 void foreign_free(void *block, ssize_t bytes, int device, void *stream) { cudaFree(block); }
 """
-#: as a library that does not look at what the driver said
+#: as a library that ignores what the driver returned
 CARELESS = "#include <stdlib.h>" + PLAIN.replace(": NULL", ": (abort(), NULL)")
 
 
@@ -66,7 +66,7 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def built(text: str, folder: Path) -> Path:
-    """The library of that source."""
+    """The library built from that source."""
     source, library = folder / "foreign.c", folder / "libforeign.so"
     source.write_text(text)
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)

@@ -53,7 +53,7 @@ def test_peak_reserved(server: tuple[str, TorchReplay], trace: Trace, folder: Pa
 
 @pytest.mark.parametrize("name", ["seq2seq", "streams3", "pinned_between"])
 def test_least_memory(server: tuple[str, TorchReplay], name: str, folder: Path) -> None:
-    """The smallest budget of the model completes in torch; 2 % less does not."""
+    """The model's smallest budget completes in torch; 2 % less does not."""
     allocator, torch = server
     path = suite([name])[0].write(folder)
     least = _core.Program(path).find_min(allocator)

@@ -1,4 +1,4 @@
-"""The suite of traces, and the commands that run it: what they print, not how fast."""
+"""The suite of traces, and the commands that run it: what they print, not how fast they are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_suite_has_enough_of_each_kind() -> None:
 
 @pytest.mark.parametrize("trace", suite(), ids=lambda trace: trace.name)
 def test_each_trace_is_whole_and_the_same_each_time(trace, tmp_path: Path) -> None:
-    """Whole, every free of something alive, streams and sizes in range; generated ones the same each time."""
+    """Complete, every free of something alive, streams and sizes in range; generated ones the same each time."""
     path = trace.write(tmp_path)
     info = _core.Program(path).info()
     assert info["is_complete"]
@@ -169,7 +169,7 @@ def test_memory_through_torch() -> None:
 @pytest.mark.torch
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_calls_are_those_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain allocations too, and whatever the caller's environment asks of torch."""
+    """Plain allocations too, whatever the caller's environment requests of torch."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     path = suite(["gan"])[0].write(tmp_path)
     with TorchReplay("pyalloc", "vmm:False") as server:
@@ -182,7 +182,7 @@ def test_calls_are_those_that_were_made(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.torch
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_faults_meet_the_allocator_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the caller's environment asks of torch: native frees what it caches, and tries again."""
+    """Whatever the caller's environment requests of torch: native frees what it caches, and tries again."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     answer = faults.run_fault(faults.FAULTS[0], "native")
     assert answer == {"raised": None, "text": "", "good": True, "works": True, "lost": 0}
@@ -224,7 +224,7 @@ def test_fixed_shapes_end_without_device_calls() -> None:
 
 
 class Counted:
-    """In place of a process with torch: says when it was asked."""
+    """In place of a process with torch: says when it was called."""
 
     def __init__(self, name: str, n_turns: int, log: list[str]) -> None:
         self.name, self.left, self.log = name, n_turns, log
@@ -255,7 +255,7 @@ def test_a_slow_moment_does_not_change_the_ratio(moment: int) -> None:
 
 
 def commands() -> set[str]:
-    """The benchmarks there are: modules with a command line, or one that memory's opens."""
+    """The benchmarks: modules with a command line, or one that memory's command opens."""
     files = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks" / "ops").glob("*.py")]
     found = {path.stem for path in files if "``python -m benchmarks." in path.read_text()}
     return found - {"suite", "torch_replay", "__init__", "__main__"} | {"ops"}

@@ -1,4 +1,4 @@
-"""The loops of the suite, trained: what benchmarks.training prints, not how fast."""
+"""The loops of the suite, trained: what benchmarks.training prints, not how fast it is."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Files that others wrote, read by pyalloc: whatever they hold, the answer is a result or a TraceError.
 
-    python tests/fuzz/fuzz_files.py [--seconds 30] [--seed 1] [--runs N] [--engine seeded|atheris] [FILE...]
+python tests/fuzz/fuzz_files.py [--seconds 30] [--seed 1] [--runs N] [--engine seeded|atheris] [FILE...]
 
-Inputs are snapshots (changed as data, then pickled; or changed as bytes), traces and their xz form.  FILE: runs
-these inputs only, to see a finding again.  With atheris installed (pip install atheris), --engine atheris has
-libFuzzer choose the bytes.
+Inputs are snapshots (changed as data, then pickled; or changed as bytes), traces and their xz form.  FILE: runs only
+these inputs, to repeat a finding.  With atheris installed (pip install atheris), --engine atheris has libFuzzer choose
+the bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pyalloc.comparing import Comparison, Side  # noqa: E402
 from pyalloc.errors import PyallocError, TraceError  # noqa: E402
 from pyalloc.report import compared, comparison, data, html, text  # noqa: E402
 
-LIMIT_S = 120  # for one input: longer is a finding
-MEMORY = 6 * 2**30  # address space of the process: asking for more is a finding
+LIMIT_S = 120  # for one input; a longer one is a finding
+MEMORY = 6 * 2**30  # address space of the process; requesting more is a finding
 Snapshot = dict[str, Any]
 
 
 def snapshot() -> Snapshot:
-    """As torch writes them, small."""
+    """Small ones, as torch writes them."""
     frames = [{"name": "forward", "filename": "/home/me/model.py", "line": 7}]
     blocks = [
         {
@@ -98,7 +98,7 @@ ODD: tuple[Any, ...] = (
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) within."""
+    """Every (container, key) within it."""
     keys = (
         list(value)
         if isinstance(value, dict)
@@ -149,7 +149,7 @@ def change_bytes(value: bytes, rng: random.Random) -> bytes:
 
 
 def bases(folder: Path) -> list[bytes]:
-    """What inputs are made from: a snapshot, the trace of it, that compressed, and the corpus of the trace target."""
+    """The seeds of inputs: a snapshot, its trace, that trace compressed, and the corpus of the trace target."""
     path = folder / "base.pya"
     trace.write_snapshot(snapshot(), path)
     plain = path.read_bytes()
@@ -162,7 +162,7 @@ def bases(folder: Path) -> list[bytes]:
 
 
 def try_one(content: bytes, folder: Path) -> str:
-    """What became of it; raises whatever is no TraceError."""
+    """The outcome; raises anything that is not a TraceError."""
     path = folder / "input"
     path.write_bytes(content)
     signal.alarm(LIMIT_S)
@@ -195,7 +195,7 @@ def limit() -> None:
 
 
 def keep(content: bytes) -> Path:
-    """A finding, for later."""
+    """Keeps a finding for later."""
     folder = ROOT / "build/fuzz"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "fuzz_files.input"
@@ -236,7 +236,7 @@ def with_atheris(seconds: float) -> None:
 
 
 def void(_: object) -> None:
-    """atheris wants no result."""
+    """atheris accepts no result."""
 
 
 def main() -> int:

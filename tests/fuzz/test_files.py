@@ -1,4 +1,4 @@
-"""Files of others: so many inputs of the fuzzer, the same everywhere, and what it found, one by one."""
+"""Files of others: a fixed number of the fuzzer's inputs, and what it found, one by one."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ PYTEST = "-m pytest -q -rA --tb=short -p no:cacheprovider -o filterwarnings=defa
 OPS = "-m benchmarks.ops --device cuda --force"
 TRAINING = "-m benchmarks.repeated --plan --device cuda --json -q --steps 8"
 SANITIZER = "compute-sanitizer --error-exitcode 9 --tool"
-# What one kernel breaks no other feels; --foreground: they end with the step.
+# What one kernel breaks affects no other; --foreground: they end with the step.
 APART = (
     "rc=0; for k in log_prob mixture 'additive or sequence' 'attention or dropout' more; do "
     f'timeout --foreground -s KILL 45 $PY {PYTEST} tests/gpu/test_ops.py -k "$k" || rc=1; '
     "done; exit $rc"
 )
-# Not by the makefile's `run`: that would repeat it on the host-memory runtime.
+# Not through the makefile's `run`, which would repeat it on the host-memory runtime.
 DRIVER = (
     "make -s -j8 -C tests/c WARN= WARN_C= VARIANT=debug ONLY='test_device_conformance test_device_runs' build && "
     "build/c/debug/test_device_conformance"
@@ -56,10 +56,10 @@ class Step:
     name: str
     command: str
     limit_s: int
-    tool: str = ""  # without which the step is skipped
-    module: str = ""  # of Python, likewise
+    tool: str = ""  # without them the step is skipped
+    module: str = ""  # Python modules, likewise
     bad: str = ""  # what a passing command must not print
-    after_failed: str = ""  # only where that step failed
+    after_failed: str = ""  # only if that step failed
     env: dict[str, str] = field(default_factory=dict)
 
     def may_begin(self, left_s: float) -> bool:
@@ -67,7 +67,7 @@ class Step:
 
 
 STEPS = (
-    # A build that was carried here is kept where it loads: compilers differ, and their time counts.
+    # A build that was copied here is kept if it loads: compilers differ, and building takes time.
     Step(
         "build",
         "$PY -c 'import pyalloc._core' && test -e pyalloc/lib/ops.cu || $PY setup.py -q build_ext --inplace",
@@ -133,13 +133,13 @@ STEPS = (
         bad="Race reported",
     ),
     Step("demo", "$PY examples/demo.py", 180),
-    # The driver may crash: nothing of pyalloc's asks it about them (README.md).
+    # The driver may crash: pyalloc never asks it about them (README.md).
     Step("destroyed streams", f"{DRIVER} destroyed_streams", 60, tool="make"),
 )
 
 
 def said(*command: str) -> str:
-    """What a command prints; "" where it is missing or fails."""
+    """What a command prints; "" if it is missing or fails."""
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
@@ -169,17 +169,17 @@ def about(commit: str) -> dict[str, str]:
 def run_limited(
     command: str, env: dict[str, str], limit_s: float, log: Path
 ) -> tuple[int | None, str]:
-    """Exit code (None: stopped at the limit) and output, which goes to the log; what it started ends with it."""
+    """Exit code (None: stopped at the limit) and output, which goes to the log.  What it started ends with it."""
     with log.open("a+b") as out:
         begin = out.seek(0, os.SEEK_END)
-        # Nothing ends us between the step's beginning and the try that ends it, too.
+        # No signal may end us between the step's beginning and the try that ends it, either.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
 
         def prepare() -> None:
             os.setpgrp()
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-        # A group of its own, so that all of it can be ended, but in this session: who ends that ends the step too.
+        # A group of its own, so that all of it can be ended, but in this session, whose end ends the step too.
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=ROOT,
@@ -204,7 +204,7 @@ def run_limited(
 
 
 def end_on_sigterm() -> None:
-    """As on an interrupt, or where the terminal is lost: the step under way ends too."""
+    """As on an interrupt, or when the terminal is lost: the running step ends too."""
     for each in ENDING:
         signal.signal(each, lambda number, frame: sys.exit(128 + number))
 
@@ -218,7 +218,7 @@ def verdict(step: Step, code: int | None, output: str) -> str:
 
 
 def missing(step: Step) -> str:
-    """What the step cannot do without and is not here."""
+    """What the step needs and is not here."""
     if step.tool and shutil.which(step.tool) is None:
         return step.tool
     if step.module and importlib.util.find_spec(step.module) is None:
@@ -254,7 +254,7 @@ def is_wanted(step: Step, done: dict[str, Any], only: list[str]) -> bool:
 
 def save(found: dict[str, Any], results: Path, out: Path | None) -> None:
     whole = results / "first.json"
-    part = whole.with_suffix(".part")  # whoever is stopped meanwhile leaves the last one whole
+    part = whole.with_suffix(".part")  # if it is stopped meanwhile, the last one stays complete
     part.write_text(json.dumps(found, indent=1) + "\n")
     part.replace(whole)
     if out is not None:
@@ -287,7 +287,7 @@ def main() -> int:
     env = {**os.environ, "PY": sys.executable, "RESULTS": str(results)}
     env.update(PYTHONPATH=str(ROOT), PYALLOC_COMMIT=commit)
     done = found["steps"]
-    if not args.only:  # this may be another machine than the last one
+    if not args.only:  # this may be another machine than the last time
         done.pop("build", None)
         if (now := about(commit)) != found["about"]:
             found.setdefault("about before", []).append(found["about"])
@@ -299,7 +299,7 @@ def main() -> int:
         if step.may_begin(left_s):
             row = perform(step, env, left_s)
             print(f"{step.name}: {row['verdict']}", flush=True)
-            if row["verdict"] != BEYOND or left_s >= step.limit_s:  # it had its due
+            if row["verdict"] != BEYOND or left_s >= step.limit_s:  # it used up its time
                 done[step.name] = row
                 save(found, results, args.out)
         if step.name == "build" and step.name not in done:

@@ -1,7 +1,7 @@
 """The parity tests on a card: what fails on pyalloc and not on torch's own allocator; one JSON line for each file.
 
-Left out are those that need two devices, a small one, or the host-memory runtime's own questions.  What fails on both
-tells of the card, or of the test: counts of free memory, for one, are the whole card's.
+Left out are those that need two devices, a small one, or the host-memory runtime's own functions.  A failure on both
+says something about the card, or the test: counts of free memory, for example, cover the whole card.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pyalloc import _bootstrap  # noqa: E402
 
 FILES = (
     *("graphs", "streams", "pools", "special_pools", "statistics", "snapshots", "annotations"),
-    "compile",  # last: compilers take their time
+    "compile",  # last, because compilers take their time
 )
 LIMIT_S = 100  # of a file on one allocator
-NO_END = "(end)"  # stands for what a run that did not get to its end would have said
+NO_END = "(end)"  # stands for what a run that did not finish would have reported
 
 
 def environment(allocator: str) -> dict[str, str]:
@@ -37,13 +37,13 @@ def environment(allocator: str) -> dict[str, str]:
 
 
 def verdicts(output: str) -> set[str]:
-    """The tests that failed, by what -vv says after each, and by the summary that only a run with an end has."""
+    """The tests that failed, from what -vv prints after each, and from the summary, which only a finished run has."""
     each = re.findall(r"^\S+\.py::(\S+).*? (?:FAILED|ERROR)\b", output, re.MULTILINE)
     return {*each, *re.findall(r"^(?:FAILED|ERROR) \S+?::(\S+)", output, re.MULTILINE)}
 
 
 def failed(name: str, allocator: str, limit_s: float = LIMIT_S) -> tuple[set[str], str]:
-    """The tests of a file that did not pass, NO_END where some were not run, and pytest's last words."""
+    """The tests of a file that did not pass, NO_END if some did not run, and pytest's last words."""
     if limit_s <= 0:
         return {NO_END}, "not run: no time was left"
     command = [sys.executable, *OPTIONS, "-vv", f"tests/parity/test_{name}.py"]
@@ -81,7 +81,7 @@ def main() -> int:
         for allocator in ("pyalloc", "native"):
             left_s = end - time.monotonic()
             found[allocator] = failed(name, allocator, min(LIMIT_S, left_s))
-        # What was not seen on pyalloc has not passed, whatever native did.
+        # What did not run on pyalloc has not passed, whatever native did.
         ours = found["pyalloc"][0] - (found["native"][0] - {NO_END})
         n_ours += len(ours)
         row = {"file": name, "on_pyalloc_alone": sorted(ours), "native": found["native"][1]}

@@ -1,6 +1,6 @@
 """What only a card can answer (README.md): each question in a process of its own, one JSON line each.
 
-questions.py            all of them, on torch's own allocator and on pyalloc
+questions.py                  all of them, on torch's own allocator and on pyalloc
 questions.py NAME ALLOCATOR   one of them, in this process
 """
 
@@ -45,7 +45,7 @@ def unmapping() -> Answer:
     busy, third = torch.cuda.Stream(), torch.cuda.Stream()
     x = empty(MIB).fill_(0)
     idle = empty(4 * GIB)
-    # CUDA loads a kernel when it is launched first, and may wait for all others then: not while time is taken.
+    # CUDA loads a kernel at its first launch, and may wait for all others then: not while time is measured.
     x.add_(1)
     sleep_here(0)
     torch.cuda.synchronize()
@@ -86,7 +86,7 @@ def captures() -> Answer:
                 failed.append(str(error).splitlines()[0])
 
         x = torch.ones(64 * MIB, device="cuda")
-        y = x + 1  # the capture is not to be what loads the kernel
+        y = x + 1  # the capture must not be what loads the kernel
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         other = threading.Thread(target=allocate)
@@ -134,7 +134,7 @@ def addresses() -> Answer:
 
 
 def destroyed_streams() -> Answer:
-    """Streams of another library that are gone: the process must not end."""
+    """Streams of another library that were destroyed: the process must not end."""
     runtime = ctypes.CDLL(None)  # torch has loaded it for all
     side = torch.cuda.Stream()
     for _ in range(200):
@@ -155,7 +155,7 @@ def destroyed_streams() -> Answer:
 
 
 def full_card() -> Answer:
-    """99 % taken by somebody else; then out of memory, and work that goes on."""
+    """Another process takes 99 %; then out of memory, and the work goes on."""
     free, _ = torch.cuda.mem_get_info()
     taken = (
         "import sys, torch; kept = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device='cuda')"
@@ -206,9 +206,9 @@ def ask(name: str, allocator: str) -> Answer:
 
 
 def wrong_alone(ours: Answer, native: Answer) -> list[str]:
-    """What of pyalloc's answer should not be and is not excused by torch's own allocator.
+    """What pyalloc's answer should not be, unless torch's own allocator excuses it.
 
-    A failure excuses a failure, wrong results only the same, and an error of the question itself nothing.
+    A failure excuses a failure, wrong results only the same results, and an error of the question itself nothing.
     """
     fine = (True, "right", "no error")
 
@@ -225,7 +225,7 @@ def wrong_alone(ours: Answer, native: Answer) -> list[str]:
 def main() -> int:
     if len(sys.argv) == 3:
         if sys.argv[2] == "pyalloc":
-            if (ROOT / "pyalloc" / "_core.abi3.so").exists():  # else an installed one
+            if (ROOT / "pyalloc" / "_core.abi3.so").exists():  # otherwise an installed one
                 sys.path.insert(0, str(ROOT))
             import pyalloc
 

@@ -1,9 +1,9 @@
 """Each kernel of the ops on a card, small enough for compute-sanitizer, from addresses with and without alignment.
 
-With PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, so that memcheck sees who leaves it.
-Forward and backward are compared with the CPU's, and bit for bit with one another.
+With PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, so memcheck sees what goes beyond it.
+Forward and backward are compared with the CPU's, and bit for bit with each other.
 
-small_ops.py --each: every case in a process of its own, for after one that broke the device's context no other tells
+small_ops.py --each: every case in a process of its own, because after one that broke the device's context no other says
 anything; small_ops.py CASE: one of them.
 """
 
@@ -30,7 +30,7 @@ LIMIT_S = 30
 
 
 def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
-    """By which kernels take them: a warp a pair, fp32 tiles, tensor cores whole and in parts, samples cut in chunks."""
+    """By the kernels that take them: a warp a pair, fp32 tiles, tensor cores whole and in parts, chunks of samples."""
     torch.manual_seed(0)
     return {
         "a pair for each t": (power_spherical_log_prob, spherical(1, 1, 37, 65)),
@@ -74,7 +74,7 @@ def is_right(name: str, function: Callable[..., Any], tensors: list[torch.Tensor
     ours = results(function, [x.cuda() for x in tensors])
     again = results(function, [shifted(x) for x in tensors])
     errors = [float((a - b).norm() / b.norm()) for a, b in zip(ours, right, strict=True)]
-    # additive attention sums in another order where rows do not begin at multiples of 16 bytes
+    # additive attention sums in another order if rows do not begin at multiples of 16 bytes
     is_other = not name.startswith("additive") and not all(map(torch.equal, ours, again))
     errors += [float((a - b).norm() / b.norm()) for a, b in zip(again, right, strict=True)]
     print(f"{name}: {max(errors):.1e} from the CPU's, shifted {'OTHER' if is_other else 'too'}")
@@ -82,7 +82,7 @@ def is_right(name: str, function: Callable[..., Any], tensors: list[torch.Tensor
 
 
 def is_right_alone(name: str) -> bool:
-    """In a process of its own, whose output follows."""
+    """In a process of its own; its output follows."""
     try:
         done = subprocess.run([sys.executable, __file__, name], check=False, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -22,7 +22,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 
 def python(*command: str) -> str:
-    # In a folder without pyalloc's sources: an installed pyalloc is found where that of the checkout is not built.
+    # In a folder without pyalloc's sources: an installed pyalloc is found if the checkout's is not built.
     built = [str(ROOT)] if (ROOT / "pyalloc" / "_core.abi3.so").exists() else []
     found = os.pathsep.join(filter(None, [*built, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -38,7 +38,7 @@ def python(*command: str) -> str:
 
 
 def both(source: str) -> None:
-    """The same program on native and on pyalloc prints the same."""
+    """The same program prints the same on native and on pyalloc."""
     source = textwrap.dedent(source)
     native = python("-c", source)
     ours = python("-c", "import pyalloc; pyalloc.install()\n" + source)

@@ -47,7 +47,7 @@ def queries(n_b, n_q, n_s, n_h, n_e):
 
 
 def attention(n_b, n_h, n_q, n_k, dim, *, shared=True):
-    """The bias is one for all of the batch, or each entry has its own; two heads read one of keys if n_h is even."""
+    """The bias is shared by the batch, or each entry has its own; two heads read one of the keys if n_h is even."""
     n_kv = n_h if n_h % 2 else n_h // 2
     shapes = [(n_b, n_h, n_q, dim), (n_b, n_kv, n_k, dim), (n_b, n_kv, n_k, dim), (n_h, n_q, n_k)]
     shapes[3] = shapes[3] if shared else (n_b, *shapes[3])
@@ -116,7 +116,7 @@ def test_in_a_graph_and_on_another_stream(name):
 
 
 def test_torchs_attention_serves_where_it_is_faster():
-    """That is what is small, and has heads that the kernels for tensor cores do not take."""
+    """That is what is small, and has heads that the tensor-core kernels do not take."""
     q, k, v, bias = (x.cuda() for x in CASES["attention"][1])
     out, info = scaled_attention(q, k, v, return_info=True)
     right = scaled_attention(q, k, v, path="kernel")

@@ -22,6 +22,6 @@ with open(output, "w") as file:
         {key: stats[key] for key in keys} | {"backend": torch.cuda.get_allocator_backend()}, file
     )
 
-# Python 3.11 may abort while it shuts down right after a backward pass: it ends torch's autograd thread by force.
+# Python 3.11 may abort if it exits right after a backward pass, because it ends torch's autograd thread by force.
 sys.stdout.flush()
 os._exit(0)

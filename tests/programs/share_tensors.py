@@ -1,8 +1,8 @@
 """Tensors for another process by CUDA IPC: share_tensors.py [--pyalloc] [--private].
 
-Parts of a page, whole pages, pages that are not neighbours (on pyalloc), another device where there is one.  The other
-process reads them and writes into them; once it has let go of them, all memory can go back to the device.
---private: the kernel lets no other process inspect this one, as Yama and many containers have it.
+Parts of a page, whole pages, pages that are not neighbours (on pyalloc), and another device if there is one.  The other
+process reads them and writes into them.  Once it has released them, all memory can go back to the device.
+--private: the kernel lets no other process inspect this one, as Yama and many containers do.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ def device_of(n: int) -> int:
 
 
 def be_private() -> None:
-    """What the processes begun from here on may not do either."""
+    """What processes started from here on may not do either."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # fails for those who do not have it anyway
     assert prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
@@ -71,7 +71,7 @@ def main() -> None:
     for n, tensor in enumerate(tensors):
         assert tensor.cpu().eq(n + 50).all()
     del tensors, tensor, row
-    gc.collect()  # without a GIL what the queue's thread let go of, too
+    gc.collect()  # without a GIL, also what the queue's thread released
     torch.cuda.ipc_collect()
     torch.cuda.empty_cache()
     assert sum(torch.cuda.memory_reserved(each) for each in range(torch.cuda.device_count())) == 0

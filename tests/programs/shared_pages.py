@@ -2,9 +2,9 @@
 
 --grains: more memory, much of it in grains of 4 pages, on a card also of 16, whose free ends and starts are stitched.
 
-Each block is written whole and read back whole before it is freed.  On a card half of the blocks are also
-changed by kernels on a second stream while their neighbours are changed on the first, so that two addresses
-of one page are written at once.  Prints what happened as JSON; any wrong byte ends it with an error.
+Each block is filled when it is allocated and checked when it is freed.  On a card, half of the blocks are also changed
+by kernels on a second stream while their neighbours are changed on the first, so that two addresses of one page are
+written at once.  Prints what happened as JSON; a wrong byte ends it with an error.
 """
 
 import json
@@ -39,7 +39,7 @@ def check(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
 
 
 def change_at_once() -> None:
-    """Adds 1 to every block, every other one on the second stream, all at the same time."""
+    """Adds 1 to every block, to every other one on the second stream, all at the same time."""
     second.wait_stream(torch.cuda.current_stream())
     for number, (block, written) in enumerate(blocks):
         with torch.cuda.stream(second if number % 2 else torch.cuda.current_stream()):
