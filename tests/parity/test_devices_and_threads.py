@@ -91,10 +91,11 @@ def test_the_default_stream_of_another_device_is_recorded(of_default: bool, runt
 
 
 def test_peer_access() -> None:
-    assert torch.cuda.can_device_access_peer(0, 1) in (True, False)
-    x, y = empty(3 * MIB, 0), empty(3 * MIB, 1)
+    assert torch.cuda.can_device_access_peer(0, 1) and not torch.cuda.can_device_access_peer(0, 0)
+    data = torch.arange(3 * MIB, dtype=torch.int32)
+    x, y = data.to("cuda:0"), torch.empty_like(data, device="cuda:1")
     y.copy_(x)
-    torch.cuda.synchronize(1)
+    assert torch.equal(y.cpu(), data)
 
 
 def test_peers_are_copied_between_directly(runtime: Any) -> None:

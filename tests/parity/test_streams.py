@@ -100,7 +100,11 @@ def test_view_protects_the_whole_block(runtime) -> None:
 
 def test_empty_tensor_and_cpu_memory_are_ignored() -> None:
     side = torch.cuda.Stream()
+    before = torch.cuda.memory_stats()
     empty(0).record_stream(side)
+    with pytest.raises(RuntimeError, match="record_stream"):
+        torch.empty(MIB).record_stream(side)
+    assert torch.cuda.memory_stats() == before
 
 
 def test_two_recordings_of_one_stream(runtime) -> None:
@@ -184,10 +188,13 @@ def test_external_stream() -> None:
     side = torch.cuda.Stream()
     external = torch.cuda.ExternalStream(side.cuda_stream)
     with torch.cuda.stream(external):
-        tensor = empty(MIB)
+        tensor = empty(3 * MIB)
+    address = tensor.data_ptr()
     tensor.record_stream(torch.cuda.default_stream())
     del tensor
     torch.cuda.synchronize()
+    empty(512)  # looks at finished events
+    assert released(address, 3 * MIB, side)
 
 
 def test_snapshot_names_the_stream() -> None:
