@@ -13,8 +13,7 @@
 #include "fault.h"
 #include "stat.h"
 
-/* Far above the most that was seen: 46, or 153 while the map empties its old table.  These are treaps and clusters of
- * the map. */
+/* Far above the most seen (46; 153 while the map empties its old table): treaps, and clusters of the map. */
 enum { MOST_STEPS = 400 };
 enum { N_LIVE = 1000000, N_PAGES = 20000 };
 
@@ -109,8 +108,7 @@ steps_of_pair(struct pya_heap *heap, size_t bytes, pya_stream stream) {
     return pya_debug_steps - before;
 }
 
-/* Makes n pools, each with some free memory, as a captured graph leaves it.  Returns the most rounds that a request
- * took meanwhile. */
+/* Makes n pools with some free memory each, as a captured graph leaves it.  Returns the most rounds of a request. */
 static unsigned long
 make_pools(struct pya_heap *heap, size_t n) {
     unsigned long most = 0;
@@ -285,8 +283,7 @@ test_holes_cost_a_stitched_request_little(void) {
 
 enum { N_CROWD = 3500, CROWD_PERIODS = 40, CROWD_LARGE = 40 };
 
-/* In a program that repeats itself, a small request lay below thousands of others in its page.  No search goes that
- * far. */
+/* In a program that repeats itself, a small request lay below thousands of others: no search goes that far. */
 static void
 test_places_in_a_crowd_cost_little(void) {
     struct pya_heap *heap = heap_new("");

@@ -290,7 +290,7 @@ test_what_is_wanted_stays(void) {
     world_fini(&world);
 }
 
-/* A range that was only half mapped, and could not be unmapped, goes at the next chance, whatever its pages are used
+/* A range that was mapped half-way, and could not be unmapped, goes at the next chance, whatever its pages are used
  * for. */
 static void
 test_half_a_range_goes(void) {
@@ -410,8 +410,7 @@ sync_meanwhile(struct pya_device *dev) {
     return st;
 }
 
-/* While memory is short, another thread takes small blocks until no record is left, stops the history, and frees what
- * the request needs. */
+/* While memory is short, another thread uses up the records of blocks, stops the history, and frees what is needed. */
 static pya_status
 sync_while_short(struct pya_device *dev) {
     pya_status st = world_opened.ops->device_sync(dev);
@@ -548,8 +547,7 @@ check_waits(const char *options, enum during during, size_t left) {
     world_fini(&world);
 }
 
-/* Once, without the lock.  Once more under the lock if something became free meanwhile: a block, or a graph's
- * memory. */
+/* Once, without the lock, and once more under it if a block or a graph's memory became free meanwhile. */
 static void
 test_waits_once(void) {
     for (enum during during = NOTHING; during < N_DURING; during++) {

@@ -8,8 +8,7 @@ match_nothing(void *arg, pya_stream stream) {
     return false;
 }
 
-/* A pool with free memory whose last user has gone.  Its graphs may still run, on a stream that pyalloc does not
- * know. */
+/* A pool with free memory whose last user has gone.  Its graphs may still run, on a stream unknown to pyalloc. */
 static void
 world_with_dropped_pool(struct world *world) {
     pools_init(world, "");
@@ -54,8 +53,7 @@ test_dropped_pool_serves_the_next(void) {
     world_fini(&world);
 }
 
-/* The pool's memory stays its own while a capture forbids waiting, if the wait fails, or if the pool has a user
- * again. */
+/* The pool's memory stays its own while a capture forbids waiting, if the wait fails, or if it has a user again. */
 static void
 test_unsettled_pool_keeps_its_memory(void) {
     struct world world = {0};
@@ -107,8 +105,7 @@ test_leavings_that_were_taken_are_left_no_more(void) {
     world_fini(&world);
 }
 
-/* Nor is memory left to others that was in use when the pool was settled: freed since the wait for the device, it may
- * still be in use. */
+/* Nor is memory left to others that was in use when the pool was settled: it may still be in use after its free. */
 static void
 test_what_was_in_use_meanwhile_is_not_left(void) {
     struct world world = {0};
@@ -225,8 +222,7 @@ test_event_of_a_graph_is_made_anew_when_a_capture_ends(void) {
     world_fini(&world);
 }
 
-/* A dropped pool whose memory all went to others is removed, with its addresses, when the next dropped pool is
- * settled. */
+/* A dropped pool without memory is removed, with its addresses, when the next dropped pool is settled. */
 static void
 test_pool_without_memory_goes(void) {
     static const struct pya_pool_id next = {5, 6};

@@ -20,8 +20,7 @@ test_stream_without_events(void) {
     streams_fini(&world);
 }
 
-/* The others' events are done when queried.  A destroyed stream is waited for once.  From then on it costs nothing and
- * delays nobody. */
+/* The others' events are done when queried.  A destroyed stream is waited for once, and then delays nobody. */
 static void
 test_destroyed_stream(void) {
     struct world world;
@@ -48,9 +47,8 @@ test_destroyed_stream(void) {
     streams_fini(&world);
 }
 
-/* A stream of another library may be destroyed at any time, and drivers were seen to crash when asked about such a
- * stream, so it is asked nothing.  Its memory and that of others is reused all the same, after a wait for the device
- * now and then. */
+/* A stream of another library may be destroyed at any time, and drivers were seen to crash when asked about one.  So it
+ * is asked nothing, and its memory is reused after a wait for the device now and then. */
 static void
 test_foreign_stream(void) {
     struct world world;
@@ -344,8 +342,7 @@ test_stream_is_reborn(void) {
 }
 
 /* Memory freed on a handle after its stream was destroyed may be in use by a new stream of that handle that never
- * requested any.  It stays until the device was waited for, which is done ever more rarely.  The others go on
- * meanwhile. */
+ * requested any.  It stays until the device was waited for, ever more rarely, while the others go on. */
 static void
 test_destroyed_stream_leaves_blocks(void) {
     enum { N = 33 };
@@ -368,8 +365,7 @@ test_destroyed_stream_leaves_blocks(void) {
     streams_fini(&world);
 }
 
-/* A block recorded on a stream that was destroyed before the block was freed comes back, though no event can tell
- * when. */
+/* A block recorded on a stream that was destroyed before the block's free comes back, though no event can tell. */
 static void
 test_recorded_on_destroyed_stream(void) {
     struct world world;
@@ -436,8 +432,7 @@ test_handle_comes_back_elsewhere(void) {
     streams_fini(&world);
 }
 
-/* If the only event of a stream with unfinished work is lost, and no other can be had, the stream is waited for
- * instead. */
+/* If the event of a stream with unfinished work is lost and there is no other, the stream is waited for. */
 static void
 test_event_is_lost_while_open(void) {
     struct world world;
@@ -474,8 +469,7 @@ record_out_of_a_graph(struct pya_device *dev, pya_event event, pya_stream stream
     return world_opened.ops->event_record(dev, event, stream);
 }
 
-/* If another thread begins to capture a stream just as its event is recorded, the event never completes until it is
- * recorded again. */
+/* If another thread captures a stream just as its event is recorded, the event completes only after another record. */
 static void
 test_event_became_part_of_a_graph(void) {
     struct world world;

@@ -5,8 +5,7 @@
 #define KIB ((size_t)1 << 10)
 #define GIB ((size_t)1 << 30)
 
-/* In ascending order: small and large sizes, neighbours that differ by one step, and sizes beyond the largest that has
- * a treap of its own. */
+/* In ascending order: small and large sizes, neighbours, and sizes beyond the largest that has a treap of its own. */
 static const size_t sizes[] = {
     4 * KIB,       768 * KIB,      1 * MIB - 512, 1 * MIB,        1 * MIB + 512, 3 * MIB,
     3 * MIB + 512, 3 * MIB + 1024, 30 * MIB,      30 * MIB + 512, 50 * MIB,      GIB,

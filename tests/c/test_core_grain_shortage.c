@@ -14,8 +14,7 @@ shortage_init(struct world *world, const char *options, size_t bytes) {
     pya_sim_set_capacity(world->sim, bytes);
 }
 
-/* A growth that failed found out how many pages the device has, whole grains or not.  All of them are still
- * requested. */
+/* A growth that failed found out how many pages the device has, whole grains or not: all of them are requested. */
 static void
 test_what_the_device_has_is_used_up(void) {
     enum { N = 28, N_LEFT = 100 };
@@ -82,8 +81,7 @@ test_streams_are_served_from_larger_grains(void) {
     world_fini(&world);
 }
 
-/* Another process takes what is given back, so no smaller grains can be made.  Then one more whole grain changes
- * hands. */
+/* Another process takes what is given back, so no smaller grains can be made: one more whole grain changes hands. */
 static void
 test_larger_grains_serve_as_they_are_where_none_can_be_made(void) {
     struct world world = {0};
@@ -96,8 +94,7 @@ test_larger_grains_serve_as_they_are_where_none_can_be_made(void) {
     world_fini(&world);
 }
 
-/* A stitched range is five pages short.  The free grain of 16 cannot be five, so the range is not extended: the two
- * grains of 16 serve. */
+/* A stitched range lacks five pages, which the free grain of 16 cannot be: the two grains of 16 serve instead. */
 static void
 test_a_range_is_extended_only_where_it_helps(void) {
     enum { N = 6 };

@@ -39,8 +39,7 @@ test_large_programs_have_few_handles(void) {
     }
 }
 
-/* What a program loads comes in grains much earlier than what it makes later, because none of it is freed.  That ends
- * with the first free. */
+/* What a program loads comes in grains early, because none of it is freed.  That ends with the first free. */
 static void
 test_what_is_loaded_has_few_handles(void) {
     static const struct {
@@ -267,8 +266,7 @@ test_bytes_are_the_same(void) {
     world_fini(&world);
 }
 
-/* Blocks of all sizes come and go on three streams, with stitching, moving, takeovers between streams, and collection.
- * Grains stay whole. */
+/* Blocks of all sizes come and go on three streams, with stitching, moving and collection: grains stay whole. */
 static void
 random_program(struct world *world, uint64_t seed, int n_operations) {
     enum { N = 48 };

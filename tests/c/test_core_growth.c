@@ -1,13 +1,11 @@
-/* Memory requested anew, a little larger each time, or by pools that come and go: how much that reserves in the long
- * run. */
+/* Memory requested anew, a little larger each time, or by pools that come and go: what it reserves in the long run. */
 #include "fault.h"
 #include "sweep.h"
 #include "world.h"
 
 enum { STEPS = 120 };
 
-/* One tensor that grows: each new one is made while the old one lives, with small ones between.  *last: the one that is
- * left. */
+/* One tensor that grows: each new one is made while the old one lives, with small ones between.  *last is left. */
 static pya_status
 grow(struct world *world, int n_steps, pya_dptr *last) {
     pya_status st = PYA_OK;
@@ -161,7 +159,7 @@ test_large_requests_of_a_small_program(void) {
     world_fini(&world);
 }
 
-/* What is requested again and again in place of freed blocks: one range that comes back, not pages that move each
+/* What is requested again and again in place of freed blocks: one range that comes back, no pages that move each
  * time. */
 static void
 test_repeated_tensors_settle(void) {
@@ -191,8 +189,7 @@ test_repeated_tensors_settle(void) {
     world_fini(&world);
 }
 
-/* A stitched block has its last page to itself, so blocks a little larger than a number of pages are not stitched
- * without end. */
+/* A stitched block has its last page to itself, so larger and larger blocks are not stitched without end. */
 static void
 test_ranges_waste_little(void) {
     enum { HOLES = 40, BLOCKS = 12 };
@@ -237,8 +234,7 @@ test_little_memory_grows_slowly(void) {
     world_fini(&world);
 }
 
-/* If there are no addresses for room behind it, a range is only as long as it must be: the home takes most
- * addresses. */
+/* Without addresses for room behind it, a range is only as long as it must be: the home takes most addresses. */
 static bool
 stitches_with(uint64_t address_bytes) {
     struct world world = {.config = {.capacity_bytes = 512 * MIB, .address_bytes = address_bytes}};
@@ -270,8 +266,7 @@ test_scarce_addresses(void) {
     CHECK(!stitches_with((1024 + 58) * MIB)); /* and is served nevertheless */
 }
 
-/* Pools are captured into, dropped and succeeded by others, with eager work in between.  What one leaves serves the
- * next, however often. */
+/* Pools are captured into, dropped and succeeded, with eager work in between: what one leaves serves the next. */
 static void
 test_pools_come_and_go(void) {
     struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
@@ -328,8 +323,7 @@ test_sweep(void) {
     sweep_all(sweep_once, "memory:tight");
 }
 
-/* A request for more than there is makes the remaining memory once, to see that it is not enough, whatever is tried
- * afterwards. */
+/* A request for more than there is makes the remaining memory once, to see that it is not enough. */
 static void
 test_memory_is_made_in_vain_once(void) {
     enum { N_LIVE = 16, N_CACHED = 6 };
@@ -370,8 +364,7 @@ map_if_room(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t 
     return free_bytes == 0 ? PYA_E_NOMEM : world_opened.ops->map(dev, addr, page, n_pages);
 }
 
-/* On a full card there is no room for a mapping, though much memory is free in pieces: some of it goes back to the
- * driver. */
+/* On a full card there is no room for a mapping, though much is free in pieces: some of it goes back to the driver. */
 static void
 test_mappings_need_memory_too(void) {
     enum { N = 32 };

@@ -1,5 +1,4 @@
-/* The whole allocator on the simulated device: random operations against a naive model, the same with faults, and each
- * promise of pyalloc.h. */
+/* The whole allocator on the simulated device: random operations against a model, faults, the promises of pyalloc.h. */
 #include <pthread.h>
 
 #include "check.h"

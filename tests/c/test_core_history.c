@@ -202,8 +202,7 @@ n_told(struct world *world, enum pya_action action) {
     return n;
 }
 
-/* A freed block keeps its context until the other streams are done with it, also if the history was stopped
- * meanwhile. */
+/* A freed block keeps its context until the other streams are done with it, even if the history was stopped. */
 static void
 test_what_waits_keeps_its_context(void) {
     for (int ends = 0; ends < 3; ends++) {
@@ -253,7 +252,7 @@ test_a_bad_level_or_half_the_hooks_are_refused(void) {
     }
 }
 
-/* A block that was freed and waits for another stream belongs to nobody, so nobody can annotate it.  The heap goes
+/* A block that was freed and waits for another stream belongs to nobody: it cannot be annotated, and the heap goes
  * on. */
 static void
 test_what_waits_is_not_annotated(void) {
@@ -319,8 +318,7 @@ test_tries_leave_no_contexts(void) {
     }
 }
 
-/* A snapshot is complete or fails, and a failed one keeps no contexts.  It tells torch's two kinds of segments
- * apart. */
+/* A snapshot is complete or fails and then keeps no contexts.  It tells torch's two kinds of segments apart. */
 static void
 test_a_snapshot_without_host_memory(void) {
     struct world world = {.config = {.no_vmm = true}};

@@ -45,8 +45,8 @@ test_small_max_split(void) {
     }
 }
 
-/* Blocks of max_split_size and more are counted, not split, serve no smaller request, and waste less than a segment:
- * torch's rules. */
+/* Blocks of max_split_size and more are counted, not split, not used for small requests, and waste little: torch's
+ * rules. */
 static void
 test_oversize_blocks(void) {
     const size_t mib = (size_t)1 << 20;
@@ -372,8 +372,7 @@ child_ends(struct world *world, size_t n_before) {
     return n_device_calls == 0 && fault_live() == n_before;
 }
 
-/* Everything that a card can hold: small and large blocks, a stitched one, recorded streams, pools, a source, a
- * trace. */
+/* Everything that a card can hold: small, large and stitched blocks, recorded streams, pools, a source, a trace. */
 static void
 world_fill(struct world *world) {
     struct pya_heap *heap = world->heap;

@@ -474,8 +474,7 @@ test_nonsense_does_no_harm(void) {
     }
 }
 
-/* Each device follows its own layout, or the one for every device.  A device without one behaves as if there were
- * none. */
+/* Each device follows its own layout, or the one for every device; without either it behaves as if there were none. */
 static void
 test_devices_have_their_own(void) {
     const struct pya_layout_place low_first[] = {{0, 2 * MIB, 0}, {2 * MIB, MIB, 0}};
@@ -531,8 +530,7 @@ test_impossible_ones_are_refused(void) {
     pya_heap_destroy(world.heap);
 }
 
-/* Every device call and every host allocation fails once: the program goes on, or gets an error, and nothing is
- * lost. */
+/* Every device call and host allocation fails once: the program goes on or gets an error, and nothing is lost. */
 static bool
 sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     struct fixture *f = calloc(1, sizeof *f);

@@ -122,8 +122,7 @@ why_not_open(void *arg, struct pya_device_error *out) {
     (void)snprintf(out->call, sizeof out->call, "%s", open_failed_in);
 }
 
-/* Why a device could not be opened is said as far as it is known, only for a status that can come of it, and not for a
- * device that is open. */
+/* Why a device could not be opened is said if known, for a status that can come of it, and never of an open device. */
 static void
 test_error_text_of_a_device_that_does_not_open(void) {
     static const struct {

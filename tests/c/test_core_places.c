@@ -1,5 +1,4 @@
-/* Where a request is placed; which ranges are stitched, shared, extended and unmapped; and what becomes of a mapping
- * that failed half-way. */
+/* Where a request is placed; which ranges are stitched, shared, extended, unmapped; mappings that failed half-way. */
 #include "core/repeat.h"
 #include "core/snapshot.h"
 #include "fault.h"
@@ -192,8 +191,7 @@ make_gaps(struct world *world, const char *options, pya_dptr *ptrs) {
 
 static const uint32_t ACCESS_CALLS = 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP;
 
-/* A range that could not be made accessible, nor unmapped, is given to nobody.  It is unmapped at the next chance; its
- * pages stay. */
+/* A range that could not be made accessible, nor unmapped, is given to nobody and unmapped later; its pages stay. */
 static void
 test_a_broken_range_is_unmapped(void) {
     struct world world = {.config = {.capacity_bytes = N_PAGES * 2 * MIB}};
@@ -377,8 +375,7 @@ test_the_longest_short_range_is_extended(void) {
     }
 }
 
-/* One step: a request that shows where the program is, then two that no hole fits.  in_the_way, if set, lies where the
- * second would. */
+/* One step: a request that shows where the program is, then two that fit no hole; in_the_way has the second's place. */
 static void
 step_beside_holes(struct world *world, pya_dptr in_the_way) {
     for (size_t i = 0; i < 80; i++) {

@@ -67,8 +67,7 @@ test_addresses_of_a_pool_in_use_stay_mapped(void) {
     world_fini(&world);
 }
 
-/* Nor does that address come to show another page: the blocks of an earlier state of the pool are claimed one by
- * one. */
+/* Nor does that address come to show another page: the blocks of an earlier state are claimed one by one. */
 static void
 test_stitched_ranges_of_a_pool_keep_their_pages(void) {
     struct world world = {0};
@@ -108,8 +107,7 @@ stitch_sizes(struct world *world, pya_dptr *ptrs, size_t n_pages, size_t n_most)
     }
 }
 
-/* What a pool in use keeps mapped cannot be unmapped, so the stitched requests of others do not wait for it each
- * time. */
+/* What a pool in use keeps mapped cannot be unmapped: stitched requests of others do not wait for it each time. */
 static void
 test_mappings_of_a_pool_in_use_cost_others_no_wait(void) {
     struct world world = {0};
@@ -249,8 +247,7 @@ run_source(const char *options) {
     world_fini(&world);
 }
 
-/* Of several like segments the oldest is used again, wherever they lie, so that the ranks of a job take the same
- * ones. */
+/* Of several like segments the oldest is used again, wherever they lie: the ranks of a job take the same ones. */
 static void
 test_source_order(void) {
     struct world world = {0};

@@ -45,8 +45,7 @@ training_take(struct training *t, size_t bytes) {
     return ptr;
 }
 
-/* Forward: activations.  Backward: they are freed; gradients and temporaries come.  All but those are `extra` bytes
- * larger. */
+/* Forward: activations.  Backward: they go, gradients and temporaries come.  All but those are `extra` bytes larger. */
 static void
 training_step(struct training *t, size_t extra) {
     pya_dptr kept[N_LAYERS];
@@ -380,8 +379,7 @@ test_what_never_repeats_costs_nothing(void) {
     training_fini(&t);
 }
 
-/* After so many requests, a program may repeat itself for a while without being noticed, even if it repeated itself
- * before. */
+/* After so many requests, a program may repeat itself for a while unnoticed, even if it did so before. */
 static void
 asleep(bool has_repeated) {
     struct training t = {0};
@@ -474,8 +472,7 @@ test_places_of_another_stream(void) {
     training_fini(&t);
 }
 
-/* A few requests, each alone.  The place of the first is in the middle of a free run once the memory below it is
- * freed. */
+/* A few requests, each alone.  The place of the first is in the middle of a free run once the lower memory is free. */
 static void
 few_requests(struct world *world) {
     for (size_t i = 0; i < 5; i++) {

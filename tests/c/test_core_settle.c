@@ -185,8 +185,7 @@ test_a_long_step_repeats(void) {
 #ifndef PYA_TEST_TINY
 enum { BANK_STEP = 64, BANK_KEPT = 4, BANK_STEPS = 300, BANK_MOST = 24 };
 
-/* Some blocks of each step live for several steps (a memory bank).  That two of them lived equally long says nothing of
- * the step. */
+/* Some blocks of each step live for several steps (a memory bank): equal lives of two of them do not mark a step. */
 static void
 test_lives_by_chance_make_no_period(void) {
     struct world world = {0};

@@ -14,8 +14,7 @@ world_backed(struct world *world, const char *options) {
     world_init(world, options);
 }
 
-/* The first and the last byte of a block are read under its import, and what is written there is read under the
- * block. */
+/* The first and the last byte of a block are read under its import; what is written there is read under the block. */
 static void
 check_shared(struct world *world, pya_dptr ptr, size_t bytes) {
     struct pya_shared shared;
@@ -40,8 +39,7 @@ check_shared(struct world *world, pya_dptr ptr, size_t bytes) {
     CHECK_EQ(pya_import_close(world->heap, base), PYA_E_FOREIGN);
 }
 
-/* At home, within a page and across several; stitched from pages that are not neighbours; stitched and only partly
- * used. */
+/* At home, within a page and across several; stitched from pages that are not adjacent; stitched and partly used. */
 static void
 test_bytes_are_the_same(void) {
     struct world world;
@@ -231,8 +229,7 @@ test_shared_memory_is_had_while_a_request_waits(void) {
     }
 }
 
-/* Everything else can be shared too: whatever makes a request wait, the first wait, which is the long one, delays
- * nobody. */
+/* Everything else can be shared too: whatever makes a request wait, its first and longest wait delays nobody. */
 static struct {
     const struct pya_lock *lock;
     int n_waits;

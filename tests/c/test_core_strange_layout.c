@@ -4,8 +4,8 @@
 
 enum { N_LAYERS = 12, N_STEPS = 60 };
 
-/* Steps of ever new lengths, in which each layer requests the same: it repeats itself only within a step.  Returns the
- * most bytes reserved. */
+/* Steps of ever new lengths with equal requests in each layer: only a step repeats itself.  Returns the peak of
+ * reserved bytes. */
 static size_t
 varying_run(struct world *world, uint64_t seed) {
     pya_dptr kept[2 * N_LAYERS];

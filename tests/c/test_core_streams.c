@@ -90,8 +90,7 @@ test_memory_others_use_does_not(void) {
     streams_fini(&world);
 }
 
-/* A stream that cannot be queried repeatedly never counts as idle (found by fuzzing), nor does one that cannot be
- * waited for. */
+/* A stream that cannot be queried repeatedly, or not be waited for, never counts as idle (found by fuzzing). */
 static void
 test_events_that_fail(void) {
     static const uint32_t waits[] = {0, 1U << PYA_SIM_STREAM_SYNC | 1U << PYA_SIM_DEVICE_SYNC};
@@ -292,8 +291,7 @@ test_events_are_kept(void) {
     streams_fini(&world);
 }
 
-/* A kept event that cannot be recorded is replaced by a new one at once, and kept for the next attempt if that one
- * cannot either. */
+/* A kept event that cannot be recorded is replaced at once; if that fails too, it is kept for the next try. */
 static void
 test_kept_event_fails(void) {
     struct world world;
@@ -543,8 +541,7 @@ test_event_became_part_of_a_graph(void) {
     world_fini(&world);
 }
 
-/* If there is no host memory for the note, the caller gets an error, or the block would be reused under the other
- * stream's work. */
+/* Without host memory for the note the caller gets an error, or the other stream's work would be overwritten. */
 static void
 test_record_without_host_memory(void) {
     bool fired = true;

@@ -89,8 +89,7 @@ test_a_window_lies_between_collections(void) {
     world_fini(&world);
 }
 
-/* A segment comes whole and is larger than its request.  With it more is reserved than needed, and that is given
- * back. */
+/* A segment is larger than its request.  With it more is reserved than needed, and that is given back. */
 static void
 test_segments_make_room_for_the_next(void) {
     static const size_t mib[] = {30, 5};
@@ -137,8 +136,7 @@ test_what_is_reserved_does_not_go(void) {
     world_fini(&world);
 }
 
-/* A program that did nothing for so long needed nothing, whatever the earlier windows say.  What it needs then counts
- * from then on. */
+/* A program that did nothing for so long needed nothing, whatever earlier windows say; new needs count from then on. */
 static void
 test_a_pause_ends_all_windows(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};

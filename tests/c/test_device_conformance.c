@@ -134,8 +134,7 @@ suite_destroyed_stream(const struct subject *subject, struct pya_device *dev) {
     CHECK(cuda_current() == before);
 }
 
-/* Work on the default stream would end the capture of a stream that waits for it, so the default stream counts as
- * capturing too. */
+/* Work on the default stream would end the capture of a stream that waits for it, so it counts as capturing too. */
 static void
 suite_blocking_capture(const struct subject *subject, struct pya_device *dev) {
     cuda_stream_create *create = NULL;
@@ -486,8 +485,7 @@ open_failing(uint64_t n, const char *call, int error, struct pya_device_caps *ca
     return true;
 }
 
-/* A driver that promises virtual memory and refuses it: the device works without the refused part, or without all of
- * it. */
+/* A driver that promises virtual memory and refuses it: the device works without the refused part, or without any. */
 static void
 test_vmm_is_tried_out(void) {
     static const struct {

@@ -48,8 +48,7 @@ test_errors_are_told_apart(void) {
     pya_device_close(dev);
 }
 
-/* A driver that is shutting down has taken everything back, whether it says so for the call or for entering its
- * context. */
+/* A driver that is shutting down has taken everything back, whether the call says so or entering the context does. */
 static void
 test_giving_back_at_the_end_is_no_error(void) {
     static const char *const calls[] = {"cuMemFree_v2", "cuCtxGetCurrent"};

@@ -1,5 +1,4 @@
-/* Handles of several pages, on each device there is: made, mapped, made accessible, unmapped and released as a
- * whole. */
+/* Handles of several pages, on each device there is: made, mapped, accessed, unmapped and released as a whole. */
 #include <unistd.h>
 
 #include "check.h"
@@ -241,8 +240,7 @@ state_of(struct pya_device *dev) {
     return state;
 }
 
-/* A handle of several pages is one thing: parts of it are seen, and the next handle of its length holds what it
- * held. */
+/* A handle of several pages is one thing: parts of it are seen, and the next one of its length holds what it held. */
 static void
 test_sim_sees_parts(void) {
     const struct pya_sim_config small = {

@@ -122,8 +122,7 @@ test_failures_leave_no_files_open(void) {
     give(&the_world, ptr);
 }
 
-/* A client that connects and sends nonsense is dropped.  Others are served meanwhile, among them one that has said
- * nothing yet. */
+/* A client that sends nonsense is dropped.  Others are served meanwhile, also one that has said nothing yet. */
 static void
 test_strangers_are_put_off(void) {
     enum { NO_SECRET, MANY, NONE, SHORT, QUIET, N };
@@ -298,8 +297,7 @@ test_several_at_once(void) {
     give(&the_world, ptr);
 }
 
-/* With files of this thread alone; 0, 1 or 2 more can be opened: too few for the connection, for any page, for all
- * pages. */
+/* Files of this thread alone; 0, 1 or 2 more can be opened: too few for the connection, for any page, for all pages. */
 static void *
 open_with_few_files(void *arg) {
     static const char *const reasons[] = {"no socket", "ulimit -n", "ulimit -n"};

@@ -282,7 +282,7 @@ test_the_peak_has_a_request(void) {
     }
 }
 
-/* N pieces of device memory with a block in each.  All blocks are alive at once and are freed in the order of their
+/* N pieces of device memory with a block in each: all are alive at once, and are freed in the order of their
  * requests. */
 static struct pya_scan *
 scanned_many(size_t n, uint64_t (*bytes_of)(size_t i)) {

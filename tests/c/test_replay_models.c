@@ -440,8 +440,8 @@ test_pool_program(void) {
         CHECK_OK(pya_replay_run(program, &settings, &result));
         CHECK(result.completed);
         CHECK_EQ(result.n_violations, 0);
-        /* One default pool of a device, and three pools of another: torch keeps what the first two had, pyalloc gives
-         * it to the next. */
+        /* One default pool of a device, three pools of another: torch keeps what the first two had, pyalloc does
+         * not. */
         size_t n_kept = policy == PYA_REPLAY_PYALLOC ? 1 : 3;
         CHECK(result.peak_bytes >= (n_kept * 20 + 16) * 3 * MIB);
         CHECK(n_kept == 3 || result.peak_bytes < (2 * 20 + 16) * 3 * MIB);

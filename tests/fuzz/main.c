@@ -34,8 +34,7 @@ static struct {
     size_t n_edges;
 } fuzz = {.max_bytes = 4096, .input_fd = -1};
 
-/* Edges of the current run, and all so far: the bits of a byte stand for 1, 2, 3, 4-7, 8-15, 16-31, 32-127, 128+
- * times. */
+/* Edges of the current run, and all so far; the bits of a byte: 1, 2, 3, 4-7, 8-15, 16-31, 32-127, 128+ times. */
 static uint8_t edge_counts[MAP_BYTES], edge_seen[MAP_BYTES];
 static uintptr_t edge_last;
 extern const char __executable_start;
