@@ -18,8 +18,8 @@ pytestmark = pytest.mark.torch
 
 MISSING = hostcuda.why_not()
 
-#: pyalloc's replay is pyalloc itself on another device, no model.  Where three streams hand all they have to each
-#: other, one different choice of who gives pages to whom changes all that follow (3.9 % seen).
+#: pyalloc's replay is pyalloc itself on another device, not a model.  If three streams hand all their memory to each
+#: other, one different choice of pages changes all later ones (3.9 % seen).
 TOLERANCES = {("pyalloc", "hand_over"): 0.05}
 
 

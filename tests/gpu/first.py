@@ -1,14 +1,13 @@
 """The first half hour with a card, as one command: first.py [--seconds N] [--out FOLDER] [--only STEP ...].
 
-Runs the steps of README.md, what matters most first, each in processes of its own with a limit of its own, and goes on
-after one that fails.  After every step what is known so far is in build/gpu (--results) and copied to --out:
-first.json has device, driver, versions, commit and for each step its command, verdict, seconds and last lines;
-first.log has all that they print, as they print it; ops.json and attention.json have the rows of the ops, costs.json
-the figures of driver_costs.  A step that
-was run is not run again: where --seconds ended the first call, the same command goes on.  A step is not begun with less
-than half of its limit left.
+Runs the steps of README.md, the most important first, each in its own processes with its own time limit, and goes on
+after a failure.  After every step, what is known so far is in build/gpu (--results) and copied to --out: first.json has
+the device, driver, versions and commit, and for each step its command, verdict, seconds and last lines; first.log has
+all output as it is printed; ops.json and attention.json have the rows of the ops, costs.json the figures of
+driver_costs.  No step runs twice: if --seconds ended the first call, the same command continues.  A step does not begin
+with less than half of its limit left.
 
-Exit code 0: all passed; 1: a step failed or was beyond its limit; 3: steps are left, call again.
+Exit code 0: all passed; 1: a step failed or exceeded its limit; 3: steps are left, call again.
 """
 
 from __future__ import annotations

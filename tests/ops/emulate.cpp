@@ -1,6 +1,6 @@
-// The CUDA kernels on the CPU, behind the driver's own interface: the words of the language that they use, and the
-// functions of the driver by which the launchers find and start them.  So that what hardware does not promise shows: blocks
-// take turns in an order that changes, pairs have to be aligned.
+// The CUDA kernels on the CPU, behind the driver's own interface: the language features that they use, and the driver's
+// functions that find and launch them.  It exposes reliance on what hardware does not promise: blocks take turns in a
+// varying order, and pairs must be aligned.
 #include <algorithm>
 #include <climits>
 #include <cmath>

@@ -1,7 +1,7 @@
-// Part of emulate.cpp: kernels of the tests alone, the products by themselves.
+// Part of emulate.cpp: kernels for the tests only, which run single products.
 #ifdef PYA_TENSOR
 // out (16 x 8) = value (16 x 8) times loc (8 x 8), both row by row, for 32 threads; with dim 1, two
-// places of a lane's part of value are taken for each other, with dim 2 of loc, with dim 3 of out.
+// places of a lane's part of value are swapped, with dim 2 of loc, with dim 3 of out.
 static void
 test_multiply(struct pya_ops_ps o) {
     const float *x = (const float *)o.value.p;
@@ -158,7 +158,7 @@ test_big(struct pya_ops_ps o) {
 static void
 test_forgotten_barrier(struct pya_ops_ps o) {
     __shared__ float x[THREADS];
-    for (int n = 0; n < 2; n++) { // the second time the first one's numbers are there
+    for (int n = 0; n < 2; n++) { // in the second round the first one's numbers are there
         x[threadIdx.x] = (float)n;
         ((float *)o.out)[n * THREADS + threadIdx.x] = x[(threadIdx.x + 32) % THREADS];
         __syncthreads();

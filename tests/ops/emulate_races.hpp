@@ -1,7 +1,7 @@
 #pragma once
-// Part of emulate.cpp: numbers that two threads of a block use, one of them writing, with no barrier in between, or two
-// blocks of a launch.  Built with -DPYA_RACES and -fsanitize=thread, whose calls for each read and write come here, not to
-// that sanitizer's own library.  Warp shuffles, tensor cores' instructions among them, order no memory.
+// Part of emulate.cpp: finds numbers that two threads of a block, or two blocks of a launch, use without a barrier in
+// between, one of them writing.  Built with -DPYA_RACES and -fsanitize=thread, whose calls for each read and write come
+// here instead of to that sanitizer's library.  Warp shuffles and tensor-core instructions do not order memory.
 #include "emulate_threads.hpp"
 
 #include <string>
@@ -11,7 +11,7 @@
 
 enum { NUMBER = 4, MOST_SHARED = 256 << 10 };
 
-// Who used a number: threads of the block that runs, since so many barriers; and blocks of the launch.
+// Who used a number: threads of the running block, with its barrier count then, and blocks of the launch.
 struct race_cell {
     unsigned block, launch;
     bool is_written, is_read, is_read_by_others;
@@ -19,7 +19,7 @@ struct race_cell {
     bool by_blocks_written, by_blocks_read, by_many_blocks_read;
     unsigned writing_block, reading_block;
 };
-static race_cell of_dynamic[MOST_SHARED]; // where a number begins; most of what is looked at
+static race_cell of_dynamic[MOST_SHARED]; // where a number begins; most accesses are here
 static std::unordered_map<const char *, race_cell> of_others;
 static std::unordered_map<std::string, std::string> races; // what, and who
 static const char *racing_kernel;

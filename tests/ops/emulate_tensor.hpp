@@ -43,8 +43,8 @@ emu_exponent(float x) {
 }
 
 // c + four products as measured on cards ("Numerical behavior of NVIDIA tensor cores", PeerJ CS 7:e330)
-// and on the harsh side of it: products are exact, all terms are lined up under the largest exponent,
-// what lies below its 24 bits is cut off, and so is what the sum has more.
+// and on the harsh side of it: products are exact, all terms are aligned to the largest exponent, and what lies below
+// its 24 bits is cut off, of the terms and of the sum.
 static float
 emu_add_four(float c, const float *a, const float *b) {
     int top = c != 0 ? emu_exponent(c) : -300;
@@ -70,8 +70,8 @@ emu_add_four(float c, const float *a, const float *b) {
     return (float)std::ldexp(sum, top - 23);
 }
 
-// The lanes' parts of a, b and c lie as the PTX manual says for mma.m16n8k8 with .tf32; of an operand
-// the 13 lowest bits are not read.
+// The lanes' parts of a, b and c lie as the PTX manual says for mma.m16n8k8 with .tf32; the 13 lowest bits of an operand
+// are not read.
 static void
 tf32_multiply(float c[4], const float a[4], const float b[2]) {
     lane mine = {};
@@ -135,8 +135,8 @@ half_unpack(unsigned both, float *low, float *high) {
     *high = emu_of_half(both >> 16);
 }
 
-// As the PTX manual says for mma.m16n8k16 with .f16.  Cards that have it here add 8 or 16 products at once,
-// so that four at a time cut off more than they do.
+// As the PTX manual says for mma.m16n8k16 with .f16.  Cards with this instruction add 8 or 16 products at once, so
+// adding four at a time cuts off more than they do.
 static void
 half_multiply(float c[4], const unsigned a[4], const unsigned b[2]) {
     lane mine = {};

@@ -1,8 +1,8 @@
 #pragma once
-// Part of emulate.cpp: blocks and their threads, which are fibers that switch at barriers and warp shuffles.  A barrier that
-// not all threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.  So that what hardware does
-// not promise shows: warps take turns in an order that changes, shared memory begins as NaN and ends at a page that nobody
-// may touch.
+// Part of emulate.cpp: blocks and their threads, which are fibers that switch at barriers and warp shuffles.  A barrier
+// that not all threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.  To expose reliance on
+// what hardware does not promise, warps take turns in a varying order, and shared memory begins as NaN and ends at a
+// page that nobody may touch.
 
 enum { STACK = 96 << 10, LANES = 32 };
 
@@ -36,8 +36,7 @@ extern "C" char __stop_emu_shared[] __attribute__((visibility("hidden")));
 static void (*entry)(const void *);
 static const void *argument;
 
-// Whether it is a kernel that runs, and not what emulates the device: emulate_races.hpp looks at the former only.
-// What it looks by is not to be looked at.
+// Whether a kernel is running, and not the emulation: emulate_races.hpp checks only kernels, and must not check itself.
 #define RACE_UNSEEN __attribute__((no_sanitize("thread")))
 static volatile bool is_kernel;
 static unsigned barriers_passed; // by the thread that runs
@@ -99,8 +98,8 @@ emu_dynamic() {
     return dynamic;
 }
 
-// Copies arrive as late as they may: at the wait.  Until then the place holds NaN, so that who reads
-// too early, or still reads what a copy replaces, is found out.
+// Copies arrive as late as they may: at the wait.  Until then the target holds NaN, which exposes a read that comes too
+// early, or that still wants what the copy replaces.
 static void
 async_copy(float *to, const float *from, int n) {
     const emulating here;

@@ -99,7 +99,7 @@ def test_peer_access() -> None:
 
 
 def test_peers_are_copied_between_directly(runtime: Any) -> None:
-    """Not through the host, as the call for memory that is not open to the other device may."""
+    """Not through the host, as the call for memory that the other device cannot access may."""
     x = torch.arange(MIB, dtype=torch.int32).cuda(0)
     before = runtime.pya_hostcuda_calls(b"cudaMemcpyPeerAsync")
     y = x.to("cuda:1")
@@ -229,13 +229,13 @@ def test_raw_alloc_on_a_stream_and_device() -> None:
 
 @pytest.mark.parametrize("priority", [0, -1])
 def test_raw_alloc_on_a_stream_that_is_not_current(priority: int, runtime: Any) -> None:
-    """It is torch's own, which lives for ever: to know how far it is takes no wait for the device."""
+    """It is torch's own, which lives for ever: knowing how far it is takes no wait for the device."""
     side = torch.cuda.Stream(priority=priority)
     address = torch.cuda.caching_allocator_alloc(MIB, stream=side)
     waits = runtime.pya_hostcuda_calls(b"cuCtxSynchronize")
     for step in range(
         1, 13
-    ):  # each more than any free block, so that other streams' memory is asked for
+    ):  # each larger than any free block, so that memory of other streams is wanted
         empty((64 + 20 * step) * MIB)
         with torch.cuda.stream(side):
             empty((70 + 20 * step) * MIB)
@@ -336,7 +336,7 @@ def test_profiler_shows_frees() -> None:
 
 
 def test_profiler_shows_what_was_refused(tmp_path: Path) -> None:
-    """Not what exceeds any card: torch looks for no memory then."""
+    """Not for more than any card has: torch looks for no memory then."""
     from torch.profiler import ProfilerActivity, profile
 
     kept = empty(3 * MIB)
