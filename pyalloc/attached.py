@@ -160,6 +160,8 @@ def _start_with_cuda(attached: _Attached, recorder: recording.Recorder) -> None:
     try:
         recorder.begin()
         _follow(attached, recorder)
+        if attached.ended.is_set():  # meanwhile, by who found no recorder yet
+            recorder.stop()
     except Exception as error:
         attached.error = str(error)
         print(f"pyalloc: this process is not being recorded: {error}", file=sys.stderr)
@@ -211,9 +213,9 @@ def _end() -> dict[str, Any]:
 def _stop(attached: _Attached) -> None:
     if attached not in _current:
         return
+    attached.ended.set()  # first: it may begin at this moment
     if attached.recorder is not None:
         _stop_recorder(attached.recorder)
-    attached.ended.set()
     _current.remove(attached)
 
 

@@ -13,8 +13,9 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,184 @@ def nothing_is_left() -> Iterator[None]:
     attached._current.clear()
 
 
+class Recorder:
+    """Stands for recording.Recorder."""
+
+    made: list[Recorder]
+
+    def __init__(self, path: Path, *given: object, **named: object) -> None:
+        self.path, self.given = path, (*given, named)
+        self.done: list[str] = []
+        self.writer: object = None
+        self.made.append(self)
+
+    def begin(self) -> None:
+        self.done.append("begin")
+        self.writer = "open"
+
+    def follow(self) -> None:
+        self.done.append("follow")
+
+    def unfollow(self) -> None:
+        self.done.append("unfollow")
+
+    def is_at_work(self) -> bool:
+        return False
+
+    def is_over(self) -> bool:
+        return self.writer is None
+
+    def stop(self) -> None:
+        self.done.append("stop")
+        self.writer = None
+
+
+class Cuda:
+    """Stands for torch.cuda; has 6 bytes in use."""
+
+    def __init__(self) -> None:
+        self.queued: list[Callable[[], object]] = []
+        self.is_up = False
+
+    def is_initialized(self) -> bool:
+        return self.is_up
+
+    def _lazy_call(self, call: Callable[[], object]) -> None:
+        self.queued.append(call)
+
+    def get_allocator_backend(self) -> str:
+        return "native"
+
+    def memory_allocated(self, device: int) -> int:
+        return 2 * device
+
+    def start(self) -> None:
+        self.is_up = True
+        for call in self.queued:
+            call()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """Of a torch that this process has imported."""
+    found = Cuda()
+    torch = SimpleNamespace(cuda=found, version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(attached, "_NEEDED", ())
+    monkeypatch.setattr(attached.devices, "in_use", lambda torch: [1, 2] if found.is_up else [])
+    monkeypatch.setattr(attached.live, "serve", lambda: None)
+    monkeypatch.setattr(attached.leaving, "before", lambda call: None)
+    monkeypatch.setattr(Recorder, "made", [], raising=False)
+    monkeypatch.setattr(recording, "Recorder", Recorder)
+    return found
+
+
+def begun(path: Path, **other: object) -> dict[str, Any]:
+    """What the process answers to who wants to begin."""
+    asked = {"stacks": "all", "marks": False, "force": True, "duration_s": None, **other}
+    return attached.answer({"attach": "begin", "path": str(path), **asked})
+
+
+def test_a_recording_begins_and_ends(cuda: Cuda, tmp_path: Path) -> None:
+    cuda.is_up = True
+    path = tmp_path / "out.pya"
+    told = {"path": str(path), "waits": False, "allocator": "native", "bytes": 6, "in_main": True}
+    assert begun(path) == told
+    (recorder,) = Recorder.made
+    assert recorder.given == ("all", False, {"overwrites": True})
+    assert recorder.done == ["begin", "follow"]
+    assert attached.state() == {"path": str(path), "waits": False, "left_s": None}
+    how = f"to end that: pyalloc attach {os.getpid()} --stop"
+    assert begun(path) == {"error": f"it is already being recorded to {path}; {how}"}
+    assert attached.answer({"attach": "end"}) == {"path": str(path), "waits": False}
+    assert recorder.done == ["begin", "follow", "unfollow", "stop"]
+    assert attached.answer({"attach": "end"}) == {"error": "it is not being recorded"}
+    assert begun(path) == told and attached.state() is not None
+    Recorder.made[1].stop()  # by itself, as when the disk is full
+    assert attached.state() is None
+    assert begun(path) == told and len(Recorder.made) == 3
+
+
+def test_a_recording_begins_once_cuda_is_used(cuda: Cuda, tmp_path: Path) -> None:
+    path = tmp_path / "out.pya"
+    found = begun(path)
+    assert (found["waits"], found["bytes"]) == (True, 0)
+    assert attached.state() == {"path": str(path), "waits": True, "left_s": None}
+    error = begun(path)["error"]
+    assert error.startswith(f"it will already be recorded once it uses CUDA, to {path};")
+    cuda.start()
+    (recorder,) = Recorder.made
+    assert recorder.done == ["begin", "follow"]
+    assert attached.state() == {"path": str(path), "waits": False, "left_s": None}
+    cuda.start()  # torch drops its list; ours begins once all the same
+    assert recorder.done == ["begin", "follow"]
+    assert attached.answer({"attach": "end"})["waits"] is False
+
+
+def test_a_recording_that_is_ended_while_it_begins_is_ended(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA comes up in the program's thread, which takes no lock of ours; who attached has changed his mind."""
+
+    def begin_late(recorder: Recorder) -> None:
+        assert "path" in attached.answer({"attach": "end"})
+        recorder.writer = "open"
+
+    monkeypatch.setattr(Recorder, "begin", begin_late)
+    begun(tmp_path / "out.pya")
+    cuda.start()
+    assert Recorder.made[0].is_over() and attached.state() is None
+
+
+def test_a_recording_ends_after_its_time(cuda: Cuda, tmp_path: Path) -> None:
+    cuda.is_up = True
+    begun(tmp_path / "1.pya", duration_s=1e-3)
+    (each,) = attached._current
+    assert each.ended.wait(PATIENCE_S)
+    with attached._lock:  # who ended it has let go of it
+        assert Recorder.made[0].done[-1] == "stop" and attached.state() is None
+    begun(tmp_path / "2.pya", duration_s=PATIENCE_S)
+    found = attached.state()
+    assert found is not None and 0 < found["left_s"] <= PATIENCE_S
+    (thread,) = (each for each in threading.enumerate() if each.name == "pyalloc-attached")
+    attached.answer({"attach": "end"})
+    thread.join()  # it waits for that time no longer
+    assert Recorder.made[1].done.count("stop") == 1
+
+
+def test_what_cannot_be_recorded_is_told(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.pya"
+    path.touch()
+    assert f"{path} already exists" in begun(path, force=False)["error"]
+    assert "stacks must be one of" in begun(path, stacks="some")["error"]
+    assert attached.answer({"attach": "begin"}) == {"error": "KeyError: 'path'"}
+    sys.modules["torch"].version.cuda = None
+    assert "its torch was built without CUDA" in begun(path)["error"]
+    monkeypatch.delitem(sys.modules, "torch")
+    assert "`pyalloc run --record out.pya`" in begun(path)["error"]
+    assert attached.state() is None and Recorder.made == []
+
+
+def test_a_forked_process_has_no_recording_of_its_parents(cuda: Cuda, tmp_path: Path) -> None:
+    """Nor does it wait for a lock of the parent's: the thread that answered does not exist in the child."""
+    begun(tmp_path / "out.pya")
+    with attached._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of the test's own threads
+        child = os.fork()
+        if child == 0:
+            found: list[object] = [attached.state()]
+            answer = functools.partial(attached.answer, {"attach": "end"})
+            thread = threading.Thread(target=lambda: found.append(answer()), daemon=True)
+            thread.start()
+            thread.join(PATIENCE_S)
+            cuda.start()
+            found += Recorder.made[0].done
+            os._exit(0 if found == [None, {"error": "it is not being recorded"}] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_what_was_ended_before_cuda_is_used_is_not_begun() -> None:
     recorder = SimpleNamespace(begin=lambda: pytest.fail("begun"))
     each = waiting(end_s=0.0)
@@ -61,12 +240,6 @@ def test_what_could_not_be_begun_is_told_to_who_ends_it(capsys: pytest.CaptureFi
     why = "its recording to out.pya ended early: [Errno 28] the disk is full"
     assert attached.answer({"attach": "end"}) == {"error": why}
     assert attached.answer({"attach": "end"}) == {"error": "it is not being recorded"}
-
-
-def test_a_forked_process_has_no_recording_of_its_parents() -> None:
-    waiting()
-    attached._forget_in_child()
-    assert attached.state() is None
 
 
 def test_a_recorder_that_is_writing_is_not_stopped_in_the_middle() -> None:
