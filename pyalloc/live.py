@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import os
 import select
@@ -119,6 +120,7 @@ def serve() -> Path | None:
     path = _socket_paths(os.getpid())[0]  # what is elsewhere may be another user's
     if path in _serving and path.exists():  # not swept away with old files
         return path
+    importlib.import_module("pyalloc.attached")  # now: the package may be removed or replaced later
     _remove_left_behind(path.parent)
     begun = path.with_suffix(_BEGUN)  # who finds it under its own name is answered
     try:
@@ -197,7 +199,7 @@ def _answer(connection: socket.socket) -> None:
 def _attend(connection: socket.socket, begun: bytes) -> dict[str, Any]:
     if peer_of(connection)[1] not in (os.getuid(), 0):
         return {"error": "it belongs to another user"}
-    from pyalloc import attached  # with all that records
+    from pyalloc import attached  # late: it imports this module
 
     wanted = json.loads(_whole_line(connection, begun))
     if _is_gone(connection):  # it waited too long for this thread

@@ -447,6 +447,26 @@ def test_questions_over_the_socket_are_answered(
     assert live.serve() is not None and live.socket_path(service).exists()  # swept away
 
 
+def test_a_service_answers_after_its_pyalloc_was_removed(run_python) -> None:  # type: ignore[no-untyped-def]
+    """By pip, say: nothing but the modules that are loaded already is there any more."""
+    program = """
+    import os, sys
+    from pyalloc import live
+
+    class Gone:
+        def find_spec(name, path, target=None):
+            if name.startswith("pyalloc"):
+                raise ModuleNotFoundError(name)
+
+    assert live.serve() is not None
+    sys.meta_path.insert(0, Gone)
+    print(live.request(os.getpid(), {"attach": "end"}, 900), live.ask(os.getpid())["recording"])
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_python(program, env={"XDG_RUNTIME_DIR": folder})
+    assert done.stdout == "{'error': 'it is not being recorded'} None\n"
+
+
 def test_an_older_service_is_told_by_its_answer(
     service: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
