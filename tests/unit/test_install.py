@@ -661,6 +661,9 @@ def test_status_is_readable(dry_python) -> None:  # type: ignore[no-untyped-def]
     done = dry_python("import pyalloc; pyalloc.install(); print(pyalloc.status())")
     assert "pyalloc is installed (active), torch " in done.stdout
     assert "ok  out of memory is raised as: torch.OutOfMemoryError" in done.stdout
+    assert "torch made 0 allocations and 0 frees, 0 refused" in done.stdout
+    assert "replaced: torch._C._cuda_memoryStats," in done.stdout
+    assert "without effect" not in done.stdout
     shown = done.stdout
     for older_lacks in ("MemPool(no_split=True)", "observers (slot attachOomRejectionObserver)"):
         shown = shown.replace(f"NO  {older_lacks}", "")
