@@ -10,6 +10,7 @@ from pyalloc.errors import UsageError
 
 MIB = 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_FULL = 1023.95  # from here on one decimal would say 1024.0
 
 
 def parse_bytes(text: str) -> int:
@@ -59,6 +60,6 @@ def size(value: float) -> str:
     """A number of bytes as people read it: "1.5 MiB"."""
     if abs(value) < 512:
         return f"{value:.0f} byte{'' if round(value) == 1 else 's'}"
-    if abs(value) >= 2**30:
+    if abs(value) >= _FULL * MIB:
         return f"{value / 2**30:.2f} GiB"
-    return f"{value / MIB:.1f} MiB" if abs(value) >= MIB else f"{value / 1024:.1f} KiB"
+    return f"{value / MIB:.1f} MiB" if abs(value) >= _FULL * 2**10 else f"{value / 2**10:.1f} KiB"

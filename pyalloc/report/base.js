@@ -2,7 +2,8 @@
 const D = JSON.parse(document.getElementById("data").textContent);
 const $ = id => document.getElementById(id);
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const size = n => n < 512 ? Math.round(n) + (Math.round(n) === 1 ? " byte" : " bytes") : n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB" : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(1) + " KiB";
+const FULL = 1023.95; // as in units.py
+const size = n => n < 512 ? Math.round(n) + (Math.round(n) === 1 ? " byte" : " bytes") : n >= FULL * 2 ** 20 ? (n / 2 ** 30).toFixed(2) + " GiB" : n >= FULL * 2 ** 10 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 2 ** 10).toFixed(1) + " KiB";
 const add = (parent, tag, text, name) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; if (name) e.className = name; parent.append(e); return e; };
 const coded = (parent, text) => text.split("`").forEach((part, i) => { if (part) add(parent, i % 2 ? "code" : "span", part); });
 const PALETTE = ["#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#84cc16", "#ec4899", "#a16207", "#64748b", "#0f766e"];
