@@ -18,7 +18,7 @@ $("verdict").textContent = `${D.isOfOne ? "" : AFTER.name + " by itself: "}${D.v
 for (const text of D.leaks) add($("leaks"), "li", text);
 for (const text of D.caveats) coded(add($("caveats"), "div", undefined, "caveat"), text);
 
-const most = Object.fromEntries(Object.entries(D.tables).map(([kind, rows]) => [kind, Math.max(1, ...rows.map(r => Math.abs(r[2] - r[1])))]));
+const most = Object.fromEntries(Object.entries(D.tables).map(([kind, rows]) => [kind, rows.reduce((most, r) => Math.max(most, Math.abs(r[2] - r[1])), 1)]));
 const mostOf = new Map(Object.entries(D.tables).flatMap(([kind, rows]) => rows.map(r => [r, most[kind]])));
 tabbed({ tabs: $("tabs"), table: $("changes"), more: $("more"), tables: D.tables, columns: [
   ["change", "n", r => Math.abs(r[2] - r[1]), (cell, r) => cell.append(r[2] === r[1] ? "0" : signed(r[2] - r[1]))],
