@@ -147,7 +147,7 @@ launch_cut(const struct pya_ops_ps *ps) {
     const int64_t tiles = (int64_t)launch_parts(ps->n_l, BIG);
     const int64_t blocks = (int64_t)launch_parts(ps->n_m, BIG) * ps->n_t;
     struct launch_cut cut = {ps->n_l, 1};
-    if (!launch_is_of_components(ps) || blocks >= FULL_CARD || ps->n_t > CUT_T ||
+    if (!launch_is_of_components(ps) || blocks == 0 || blocks >= FULL_CARD || ps->n_t > CUT_T ||
         tiles < CUT_TILES || tiles < 4 * ps->n_t) {
         return cut;
     }

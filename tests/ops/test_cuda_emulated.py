@@ -109,6 +109,7 @@ def test_which_problems_are_cut():
     assert numbers(896, 3, 1, **wanted) == numbers(1025, 3, 3, **wanted) == 0  # fewer launches
     assert numbers(100_000, 96 * 128, 1, **wanted) == 0  # enough blocks
     assert numbers(1025, 3, 1, d_value=View(1, 0, 0)) == 0
+    assert numbers(1025, 3, 0, **wanted) == numbers(1025, 0, 1, **wanted) == 0  # nothing to do
 
 
 def test_less_shared_memory_than_the_tensor_kernels_want(device, emulator, monkeypatch):
