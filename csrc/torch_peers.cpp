@@ -34,7 +34,7 @@ pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
 }
 
 /* The parameters are torch's.  If torch has enabled access to the peer (above), copies by address: these go directly from card
- * to card, as with torch's own allocator. */
+ * to card, as with torch's own allocator.  torch asks for access once, and believes to have it even if that failed. */
 int
 pya_torch_copy( // NOLINT(readability-function-size)
     void *self, void *to, int to_device, const void *from, int from_device, size_t bytes,
@@ -42,8 +42,10 @@ pya_torch_copy( // NOLINT(readability-function-size)
     int (*peer)(void *, int, const void *, int, size_t, void *) = nullptr;
     int (*copy)(void *, const void *, size_t, int, void *) = nullptr;
     (void)self;
-    if (to_device != from_device && !has_peer_access &&
-        pya_torch_find(peer, "cudaMemcpyPeerAsync")) {
+    pya_heap *heap = pya_torch_heap();
+    const bool has_access =
+        has_peer_access && (heap == nullptr || !pya_lacks_peer(heap, to_device, from_device));
+    if (to_device != from_device && !has_access && pya_torch_find(peer, "cudaMemcpyPeerAsync")) {
         return peer(to, to_device, from, from_device, bytes, stream);
     }
     return pya_torch_find(copy, "cudaMemcpyAsync") ? copy(to, from, bytes, DEVICE_TO_DEVICE, stream)

@@ -197,3 +197,15 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
     pya_lock_release(&card->lock);
     return st;
 }
+
+bool
+pya_lacks_peer(struct pya_heap *heap, int device, int peer) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL || !pya_card_has_vmm(card) || peer < 0 || peer >= PYA_MAX_DEVICES) {
+        return false;
+    }
+    pya_lock_acquire(&card->lock);
+    bool lacks = (card->peers >> peer & 1) == 0;
+    pya_lock_release(&card->lock);
+    return lacks;
+}

@@ -65,6 +65,8 @@ PYA_MUST_CHECK pya_status pya_pool_claim(
  * needs it fails with PYA_E_DEVICE.  A block without that access would be worse, because a kernel of the peer that
  * reads it makes the process's devices unusable. */
 PYA_MUST_CHECK pya_status pya_enable_peer(struct pya_heap *heap, int device, int peer);
+/* Was that refused, or not asked for?  False for memory that is not this heap's or not from virtual memory calls. */
+bool pya_lacks_peer(struct pya_heap *heap, int device, int peer);
 
 #ifdef __cplusplus
 }

@@ -61,9 +61,12 @@ test_refused_peer_of_an_empty_device(void) {
             give(&world, take(&world, 5 * MIB, 0));
             CHECK_OK(pya_empty_cache(world.heap, 0));
         }
+        CHECK(!pya_lacks_peer(world.heap, 0, 1) || was_used); /* not opened yet */
         CHECK_EQ(pya_enable_peer(world.heap, 0, 1), PYA_E_DEVICE);
         CHECK_EQ(reserved(&world), 0);
         CHECK_OK(pya_enable_peer(world.heap, 0, 2));
+        CHECK(pya_lacks_peer(world.heap, 0, 1) && !pya_lacks_peer(world.heap, 0, 2));
+        CHECK(!pya_lacks_peer(world.heap, 0, -1) && !pya_lacks_peer(world.heap, 1, 0));
         give(&world, take(&world, 5 * MIB, 0));
         sweep_check_empty(world.heap, world.sim);
         world_fini(&world);

@@ -67,6 +67,19 @@ def test_getting_memory(runtime: Any, fail: Fail, call: str, error: int) -> None
     assert left_behind(runtime) == base
 
 
+def test_a_peer_that_is_refused(runtime: Any, fail: Fail) -> None:
+    """The copy that asks for access fails. torch does not ask again; later copies need no access."""
+    x = torch.arange(MIB, dtype=torch.int32).cuda(0)
+    y = torch.zeros(MIB, dtype=torch.int32).cuda(1)
+    fail("cuMemSetAccess", INVALID)
+    with pytest.raises(RuntimeError, match=r"cuMemSetAccess .* GPU 1 with access for GPU 0"):
+        y.copy_(x)
+    before = runtime.pya_hostcuda_calls(b"cudaMemcpyPeerAsync")
+    y.copy_(x)
+    assert runtime.pya_hostcuda_calls(b"cudaMemcpyPeerAsync") == before + 1
+    assert torch.equal(y.cpu(), x.cpu())
+
+
 @pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease", "cuCtxSynchronize"])
 def test_giving_memory_back(runtime: Any, fail: Fail, call: str) -> None:
     """What could not be given back goes the next time."""
