@@ -1,19 +1,58 @@
-/* Decides which calls of scaled attention torch's kernel serves faster.  Such a call takes microseconds, and reading three
- * shapes from Python takes one of them.  Here that costs a third by attributes, and next to nothing through DLPack's
- * table of C functions, if torch has it. */
+/* Serves the calls of scaled attention that torch's kernel computes faster.  Such a call takes microseconds, and each step in
+ * Python, as reading three shapes, a good part of one.  Here shapes are read through DLPack's table of C functions, if torch
+ * has it, else by attributes. */
 #include <limits.h>
 #include <stdlib.h>
 
 #include "module.h"
 #include "module_dlpack.h"
 
-static const char rule_capsule[] = "pyalloc.attention_rule";
+static const char rule_capsule[] = "pyalloc.attention_few";
 
-/* The limits, the attribute names to read from a tensor, and the only dtype accepted. */
+/* Names of attributes and methods of a tensor and its node. */
+enum rule_name {
+    RULE_SHAPE,
+    RULE_STRIDE,
+    RULE_DTYPE,
+    RULE_IS_CPU,
+    RULE_REQUIRES_GRAD,
+    RULE_GRAD_FN,
+    RULE_HOOKS,
+    RULE_REGISTER,
+    RULE_SCALE,
+    RULE_FLAG,
+    RULE_NAMES,
+};
+static const char *const rule_names[RULE_NAMES] = {
+    "shape",           "stride",
+    "dtype",           "is_cpu",
+    "requires_grad",   "grad_fn",
+    "_backward_hooks", "_register_hook_dict",
+    "scale",           "_is_compiling_flag",
+};
+
+/* What the caller hands over, in the order of the tuple. */
+enum rule_part {
+    RULE_TENSOR, /* views are taken only of exactly these two classes, not of subclasses */
+    RULE_PARAMETER,
+    RULE_FLOAT,    /* the only dtype served */
+    RULE_COMPILER, /* the names of torch.compiler, where a flag says whether something is compiled */
+    RULE_TRANSFORMS,  /* (): does a transform of torch.func look at the calls now made? */
+    RULE_GRAD_MODE,   /* (): does autograd record? */
+    RULE_SAVED_HOOKS, /* (True): None unless something wants to see what is saved for backward */
+    RULE_SDPA,        /* torch's kernel */
+    RULE_OFFER,       /* (out, q, k, v): has second derivatives offered for out */
+    RULE_FIRST_HOOKS, /* what RULE_OFFER registers where nothing looks at what is saved */
+    RULE_PARTS,
+};
+
 struct rule {
-    long long few_scores, few_queries, few_keys, largest_head;
-    PyObject *shape, *stride, *dtype, *is_cpu, *wanted;
-    PyObject *types[2]; /* views are taken only of exactly these classes, not of subclasses */
+    /* Fewer queries or keys, or scores than least_scores, go to torch's kernel.  So do fewer than few_scores of which autograd
+     * is to know, because a node in Python costs more than one in C++, or with fewer queries than fill a vector. */
+    long long few_queries, few_keys, least_scores, few_scores, full_queries, largest_head;
+    PyObject *names[RULE_NAMES];
+    PyObject *parts; /* the tuple, which owns what `part` borrows */
+    PyObject *part[RULE_PARTS];
     const struct pya_dlpack_api *api; /* NULL: use attributes */
 };
 
@@ -21,13 +60,10 @@ enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
 
 static void
 rule_free(struct rule *r) {
-    Py_XDECREF(r->shape);
-    Py_XDECREF(r->stride);
-    Py_XDECREF(r->dtype);
-    Py_XDECREF(r->is_cpu);
-    Py_XDECREF(r->wanted);
-    Py_XDECREF(r->types[0]);
-    Py_XDECREF(r->types[1]);
+    for (int i = 0; i < RULE_NAMES; i++) {
+        Py_XDECREF(r->names[i]);
+    }
+    Py_XDECREF(r->parts);
     free(r);
 }
 
@@ -56,7 +92,7 @@ rule_numbers(PyObject *tuple, long long limit, long long n[RULE_DIMS]) {
 
 static bool
 rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
-    if (!rule_numbers(PyObject_GetAttr(tensor, r->shape), INT_MAX, n)) {
+    if (!rule_numbers(PyObject_GetAttr(tensor, r->names[RULE_SHAPE]), INT_MAX, n)) {
         return false;
     }
     for (int i = 0; i < RULE_DIMS; i++) {
@@ -65,8 +101,8 @@ rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
         }
     }
     long long step[RULE_DIMS];
-    return rule_numbers(PyObject_CallMethodObjArgs(tensor, r->stride, NULL), LLONG_MAX, step) &&
-           !rule_overlaps(step[2], step[3], n[2], n[3]);
+    PyObject *stride = PyObject_CallMethodObjArgs(tensor, r->names[RULE_STRIDE], NULL);
+    return rule_numbers(stride, LLONG_MAX, step) && !rule_overlaps(step[2], step[3], n[2], n[3]);
 }
 
 static bool
@@ -77,12 +113,35 @@ rule_has(PyObject *tensor, PyObject *name, PyObject *wanted) {
     return has;
 }
 
+static bool
+rule_says(PyObject *function, PyObject *wanted) {
+    PyObject *found = PyObject_CallNoArgs(function);
+    const bool says = found == wanted;
+    Py_XDECREF(found);
+    return says;
+}
+
+static bool
+rule_asks_gradient(const struct rule *r, PyObject *const *qkv) {
+    if (!rule_says(r->part[RULE_GRAD_MODE], Py_True)) {
+        return false;
+    }
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        if (rule_has(qkv[i], r->names[RULE_REQUIRES_GRAD], Py_True)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Empty tensors do not count as few: no kernel has anything to compute. */
 static bool
-rule_is_few(const struct rule *r, const long long *q, const long long *k, const long long *v) {
-    const bool is_few = q[2] < r->few_queries || k[2] < r->few_keys ||
-                        (double)(q[0] * q[1]) * (double)q[2] * (double)k[2] < (double)r->few_scores;
-    if (!is_few || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || q[3] > r->largest_head) {
+rule_is_few(
+    const struct rule *r, PyObject *const *qkv, const long long n[RULE_TENSORS][RULE_DIMS]) {
+    const long long *q = n[0];
+    const long long *k = n[1];
+    const long long *v = n[2];
+    if (q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || q[3] > r->largest_head) {
         return false;
     }
     for (int i = 0; i < RULE_DIMS; i++) {
@@ -90,19 +149,25 @@ rule_is_few(const struct rule *r, const long long *q, const long long *k, const 
             return false;
         }
     }
-    return true;
+    const double scores = (double)(q[0] * q[1]) * (double)q[2] * (double)k[2];
+    return q[2] < r->few_queries || k[2] < r->few_keys || scores < (double)r->least_scores ||
+           (scores < (double)r->few_scores &&
+            (q[2] < r->full_queries || rule_asks_gradient(r, qkv)));
 }
 
 static bool
 rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
     long long n[RULE_TENSORS][RULE_DIMS];
+    if (!rule_says(r->part[RULE_TRANSFORMS], Py_False)) {
+        return false;
+    }
     for (int i = 0; i < RULE_TENSORS; i++) {
         if (!rule_shape(r, qkv[i], n[i])) {
             return false;
         }
     }
-    return rule_is_few(r, n[0], n[1], n[2]) && rule_has(qkv[0], r->dtype, r->wanted) &&
-           rule_has(qkv[0], r->is_cpu, Py_True);
+    return rule_has(qkv[0], r->names[RULE_DTYPE], r->part[RULE_FLOAT]) &&
+           rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_few(r, qkv, n);
 }
 
 /* False: the rule does not apply, whatever the other tensors are. */
@@ -121,14 +186,15 @@ rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
     return view->strides == NULL || !rule_overlaps(view->strides[2], view->strides[3], n[2], n[3]);
 }
 
-/* False with *is_known unset: ask the attributes instead. */
+/* False with *is_known unset: ask the attributes instead.  What a transform of torch.func wraps has no view. */
 static bool
 rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
     long long n[RULE_TENSORS][RULE_DIMS];
     for (int i = 0; i < RULE_TENSORS; i++) {
         PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
         struct pya_dlpack_view view = {0};
-        if ((type != r->types[0] && type != r->types[1]) || r->api->view(qkv[i], &view) != 0) {
+        const bool is_plain = type == r->part[RULE_TENSOR] || type == r->part[RULE_PARAMETER];
+        if (!is_plain || r->api->view(qkv[i], &view) != 0) {
             return false;
         }
         if (!rule_view(&view, n[i])) {
@@ -137,7 +203,7 @@ rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
         }
     }
     *is_known = true;
-    return rule_is_few(r, n[0], n[1], n[2]);
+    return rule_is_few(r, qkv, n);
 }
 
 static bool
@@ -151,61 +217,161 @@ rule_applies(const struct rule *r, PyObject *const *qkv) {
     return rule_by_attributes(r, qkv);
 }
 
+/* Without options that torch's kernel cannot do, or does wrongly: see scaled_attention(). */
+static bool
+rule_is_bare(PyObject *const *options) {
+    PyObject *bias = options[0];
+    PyObject *mask = options[1];
+    PyObject *causal = options[2];
+    PyObject *scale = options[3];
+    PyObject *dropout = options[4];
+    PyObject *path = options[5];
+    if (bias != Py_None || mask != Py_None || (causal != Py_False && causal != Py_True)) {
+        return false;
+    }
+    if (scale != Py_None &&
+        (!PyFloat_Check(scale) || (causal == Py_True && !(PyFloat_AsDouble(scale) > 0)))) {
+        return false;
+    }
+    const bool is_number = PyFloat_Check(dropout) || PyLong_Check(dropout);
+    return is_number && PyFloat_AsDouble(dropout) == 0 && PyUnicode_Check(path) &&
+           PyUnicode_CompareWithASCIIString(path, "auto") == 0;
+}
+
+static bool
+rule_is_compiled(const struct rule *r) {
+    return PyDict_GetItem(r->part[RULE_COMPILER], r->names[RULE_FLAG]) != Py_False;
+}
+
+static PyObject *
+rule_compute(const struct rule *r, PyObject *const *qkv, PyObject *causal, PyObject *scale) {
+    PyObject *sdpa = r->part[RULE_SDPA];
+    if (scale == Py_None && causal == Py_False) {
+        return PyObject_CallFunctionObjArgs(sdpa, qkv[0], qkv[1], qkv[2], NULL);
+    }
+    PyObject *args = Py_BuildValue("OOOOdO", qkv[0], qkv[1], qkv[2], Py_None, 0.0, causal);
+    PyObject *named = PyDict_New();
+    PyObject *out = NULL;
+    if (args != NULL && named != NULL && PyDict_SetItem(named, r->names[RULE_SCALE], scale) == 0) {
+        out = PyObject_Call(sdpa, args, named);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(named);
+    return out;
+}
+
+/* _second.offer() for a result on the CPU.  Where something looks at what is saved, the function itself is called.  False with an
+ * exception set. */
+static bool
+rule_offer(const struct rule *r, PyObject *out, PyObject *const *qkv) {
+    PyObject *saved = PyObject_CallFunctionObjArgs(r->part[RULE_SAVED_HOOKS], Py_True, NULL);
+    if (saved == NULL) {
+        return false;
+    }
+    const bool is_watched = saved != Py_None;
+    Py_DECREF(saved);
+    PyObject *node = NULL;
+    PyObject *done = NULL;
+    if (is_watched) {
+        done = PyObject_CallFunctionObjArgs(r->part[RULE_OFFER], out, qkv[0], qkv[1], qkv[2], NULL);
+    } else if (
+        (node = PyObject_GetAttr(out, r->names[RULE_GRAD_FN])) != NULL &&
+        PyObject_SetAttr(out, r->names[RULE_HOOKS], r->part[RULE_FIRST_HOOKS]) == 0) {
+        done = PyObject_CallMethodObjArgs(node, r->names[RULE_REGISTER], out, NULL);
+        if (done != NULL && PyObject_SetAttr(out, r->names[RULE_HOOKS], Py_None) != 0) {
+            Py_CLEAR(done);
+        }
+    }
+    Py_XDECREF(node);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+enum { RULE_OPTIONS = 6 };
+
+/* The result, or None where the rule does not apply or torch's kernel refuses: the caller goes on then, and raises a better
+ * error if an argument does not fit. */
 static PyObject *
 rule_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     const struct rule *r = (const struct rule *)PyCapsule_GetPointer(self, rule_capsule);
     if (r == NULL) {
         return NULL;
     }
-    const bool applies = n == RULE_TENSORS && rule_applies(r, args);
-    PyErr_Clear(); /* if an argument is no tensor, the code that needs one raises a better error */
-    return PyBool_FromLong(applies);
+    PyObject *const *options = args + RULE_TENSORS;
+    const bool applies = n == RULE_TENSORS + RULE_OPTIONS && rule_is_bare(options) &&
+                         !rule_is_compiled(r) && rule_applies(r, args);
+    PyErr_Clear();
+    if (!applies) {
+        Py_RETURN_NONE;
+    }
+    PyObject *out = rule_compute(r, args, options[2], options[3]);
+    PyObject *asks = out == NULL ? NULL : PyObject_GetAttr(out, r->names[RULE_REQUIRES_GRAD]);
+    if (out != NULL && (asks == NULL || (asks == Py_True && !rule_offer(r, out, args)))) {
+        Py_CLEAR(out);
+    }
+    Py_XDECREF(asks);
+    if (out == NULL && (PyErr_ExceptionMatches(PyExc_RuntimeError) ||
+                        PyErr_ExceptionMatches(PyExc_AttributeError))) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    return out;
 }
 
 static PyMethodDef rule_method = {
-    "attention_rule", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
-    "(q, k, v): whether torch's kernel serves the call faster"};
+    "attention_few", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
+    "(q, k, v, bias, mask, causal, scale, dropout, path): what torch's kernel computes, or None"};
+
+static bool
+rule_fill(struct rule *r, PyObject *parts) {
+    if (PyTuple_Size(parts) != RULE_PARTS) { /* -1: no tuple */
+        PyErr_SetString(PyExc_TypeError, "a tuple of the parts that the rule calls");
+        return false;
+    }
+    r->parts = Py_NewRef(parts);
+    for (int i = 0; i < RULE_PARTS; i++) {
+        r->part[i] = PyTuple_GetItem(parts, i);
+    }
+    if (!PyDict_Check(r->part[RULE_COMPILER])) {
+        PyErr_SetString(PyExc_TypeError, "torch.compiler's names are no dict");
+        return false;
+    }
+    for (int i = 0; i < RULE_NAMES; i++) {
+        r->names[i] = PyUnicode_InternFromString(rule_names[i]);
+        if (r->names[i] == NULL) {
+            return false;
+        }
+    }
+    r->api = pya_module_dlpack(r->part[RULE_TENSOR]);
+    return true;
+}
 
 static PyObject *
-core_attention_rule(PyObject *self, PyObject *args) {
+core_attention_few(PyObject *self, PyObject *args) {
     (void)self;
+    PyObject *parts = NULL;
+    PyObject *capsule = NULL;
     struct rule *r = (struct rule *)calloc(1, sizeof *r);
     if (r == NULL) {
         return PyErr_NoMemory();
     }
-    PyObject *capsule = NULL;
-    if (!PyArg_ParseTuple(
-            args, "(OO)OLLLL", &r->types[0], &r->types[1], &r->wanted, &r->few_scores,
-            &r->few_queries, &r->few_keys, &r->largest_head)) {
-        r->types[0] = r->types[1] = r->wanted = NULL; /* borrowed so far */
-        goto free_rule;
+    if (PyArg_ParseTuple(
+            args, "O(LLLLLL)", &parts, &r->few_queries, &r->few_keys, &r->least_scores,
+            &r->few_scores, &r->full_queries, &r->largest_head) &&
+        rule_fill(r, parts)) {
+        capsule = PyCapsule_New(r, rule_capsule, rule_destroy);
     }
-    Py_INCREF(r->types[0]);
-    Py_INCREF(r->types[1]);
-    Py_INCREF(r->wanted);
-    r->api = pya_module_dlpack(r->types[0]);
-    r->shape = PyUnicode_InternFromString("shape");
-    r->stride = PyUnicode_InternFromString("stride");
-    r->dtype = PyUnicode_InternFromString("dtype");
-    r->is_cpu = PyUnicode_InternFromString("is_cpu");
-    if (r->shape == NULL || r->stride == NULL || r->dtype == NULL || r->is_cpu == NULL) {
-        goto free_rule;
-    }
-    capsule = PyCapsule_New(r, rule_capsule, rule_destroy);
     if (capsule == NULL) {
-        goto free_rule;
+        rule_free(r);
+        return NULL;
     }
     PyObject *function = PyCFunction_New(&rule_method, capsule);
     Py_DECREF(capsule); /* the function holds it; if there is none, this frees it */
     return function;
-
-free_rule:
-    rule_free(r);
-    return NULL;
 }
 
 static PyMethodDef attention_methods[] = {
-    {"attention_rule", core_attention_rule, METH_VARARGS, NULL},
+    {"attention_few", core_attention_few, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from pyalloc._core import attention_rule
+from pyalloc._core import attention_few
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _cuda, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
@@ -25,10 +25,14 @@ from pyalloc.ops._vmap import is_eager
 _log = logging.getLogger("pyalloc.ops")
 
 # Fewer than these and torch's kernel is the faster one: the lanes of pyalloc's hold queries, and its
-# call costs more. Found by `python -m benchmarks.ops.dispatch`, forward and backward alike.
+# call costs more. Found by `python -m benchmarks.ops.dispatch`.
 _FEW_QUERIES = 10
 _FEW_KEYS = 3
 _FEW_SCORES = 6000  # batch * heads * queries * keys
+# That is where autograd records the call, which costs pyalloc's kernel most. Elsewhere, if the queries fill
+# a vector, it is the faster one from here on.
+_LEAST_SCORES = 2000
+_FULL_QUERIES = 16
 
 # On CUDA the kernels for tensor cores take what is worth their call, and of wide heads what fills a card: by the sweep
 # on an H100 (docs/card.md) SDPA is the faster one elsewhere. (A call then cost 30 us more than torch's.)
@@ -41,14 +45,6 @@ _OP = "scaled_attention"
 _LARGEST_HEAD = 256
 _LARGEST_TENSOR_HEAD = 128
 _TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is there if this is
-_is_few = attention_rule(
-    (Tensor, torch.nn.Parameter),
-    torch.float32,
-    _FEW_SCORES,
-    _FEW_QUERIES,
-    _FEW_KEYS,
-    _LARGEST_HEAD,
-)
 _PATHS = ("auto", "kernel")
 _NUMBERS = (float, int, type(None))
 _TAKEN = "scaled_attention: %s (%s)"
@@ -57,6 +53,22 @@ _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
 _is_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_by_torch_if_few = attention_few(
+    (
+        Tensor,
+        torch.nn.Parameter,
+        torch.float32,
+        vars(torch.compiler),
+        _transforms,
+        torch.is_grad_enabled,
+        torch._C._autograd._top_saved_tensors_default_hooks,
+        _sdpa,
+        _second.offer,
+        _second.HOOKS,
+    ),
+    (_FEW_QUERIES, _FEW_KEYS, _LEAST_SCORES, _FEW_SCORES, _FULL_QUERIES, _LARGEST_HEAD),
+)
 
 
 @overload
@@ -141,24 +153,20 @@ def scaled_attention(
             outside [0, 1).
     """
     factor = None  # of the queries
-    if isinstance(scale, Tensor) and _is_compiling():  # a number that is not known until it runs
-        factor, scale = _as_factor(scale), 1.0
-    elif scale is not None and type(scale) is not float:
-        scale = _as_number(scale)
-    # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
-    # explained below.
+    if scale is not None and type(scale) is not float:
+        if isinstance(scale, Tensor) and _is_compiling():
+            # a number that is not known until it runs
+            factor, scale = _as_factor(scale), 1.0
+        else:
+            scale = _as_number(scale)
     causal = causal if type(causal) is bool else _as_truth(causal)
+    if not _is_dynamo_compiling():
+        # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
+        # explained below.
+        few = _by_torch_if_few(q, k, v, bias, mask, causal, scale, dropout, path)
+        if few is not None:
+            return (few, _FEW_INFO.copy()) if return_info else few
     is_turned = causal and scale is not None and not scale > 0
-    is_bare = bias is None is mask and path == "auto" and dropout == 0 and not is_turned
-    if is_bare and not _is_compiling() and not _transforms() and _is_few(q, k, v):
-        try:
-            plain = scale is None and not causal
-            out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
-            if out.requires_grad:
-                _second.offer(out, q, k, v)
-            return (out, _FEW_INFO.copy()) if return_info else out
-        except (AttributeError, RuntimeError):
-            pass
     given = q, k, v, bias, mask
     key = _key(given, causal, scale, dropout, path)
     known = None if key is None else _known.get(key)
@@ -437,7 +445,7 @@ def _is_worth_a_launch(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_is_few)."""
+    """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_by_torch_if_few)."""
     row, lane = x.stride()[2:]
     is_window = holds(lane == 1) and holds(row > 0) and holds(row < x.shape[3])
     return is_window and not holds(x.shape[2] <= 1)

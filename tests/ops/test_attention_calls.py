@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from pyalloc._core import attention_rule
+from pyalloc._core import attention_few
 from pyalloc.errors import OpError
 from pyalloc.ops import scaled_attention
 
@@ -46,6 +46,11 @@ def test_path_is_reported():
     assert path(q, k, v, path="kernel") == path(q, k, v, dropout=0.1) == "kernel"
     assert path(q, k, v, torch.zeros(20)) == path(q, k, v, mask=torch.ones(20) > 0) == "kernel"
     assert path(q.double(), k.double(), v.double()) == "kernel"
+    more = problem(1, 2, 2, 40, 40, 16, 16)  # whose gradients torch's kernel has sooner than ours
+    asking = more[0].clone().requires_grad_(), *more[1:]
+    assert path(*more) == "kernel" and path(*asking) == "sdpa"
+    with torch.no_grad():
+        assert path(*asking) == "kernel"
     large = problem(1, 2, 2, 64, 64, 16, 16)
     assert path(*large) == path(large[0].requires_grad_(), *large[1:]) == "kernel"
     assert path(q, k[:, :, :0], v[:, :, :0]) == "eager"
@@ -63,10 +68,22 @@ class Marked(torch.Tensor):
     pass
 
 
+def few(sdpa, limits=(2, 3, 100, 200, 10, 8), offer=None):
+    """As the op has it, with another kernel in the place of torch's."""
+    compiler = {"_is_compiling_flag": False}
+    modes = (lambda: False), torch.is_grad_enabled, (lambda _: "hooks")
+    parts = torch.Tensor, torch.nn.Parameter, torch.float32, compiler, *modes, sdpa, offer, {}
+    return attention_few(parts, limits)
+
+
 @pytest.mark.parametrize("mark", [False, True], ids=["tensors", "a subclass"])
 def test_rule_for_torchs_kernel(mark):
     """Tensors are inspected through C where torch allows it; their subclasses through attributes."""
-    rule = attention_rule((torch.Tensor, torch.nn.Parameter), torch.float32, 100, 2, 3, 8)
+    options = None, None, False, None, 0.0, "auto"
+    serve = few(lambda *_: torch.zeros(()))
+
+    def rule(*tensors):
+        return serve(*tensors, *options) is not None
 
     def applies(*tensors):
         return rule(*(x.as_subclass(Marked) if mark else x for x in tensors))
@@ -77,6 +94,12 @@ def test_rule_for_torchs_kernel(mark):
         return q, k, v
 
     assert applies(*shaped()) and applies(*(x.requires_grad_() for x in shaped()))
+    assert applies(*shaped(n_q=9, n_k=9)) and not applies(*shaped(n_q=9, n_k=12))
+    more = shaped(n_q=10, n_k=9)
+    asking = more[0], more[1].clone().requires_grad_(), more[2]
+    assert not applies(*more) and applies(*asking)
+    with torch.no_grad():
+        assert not applies(*asking)
     assert rule(*(torch.nn.Parameter(x) for x in shaped()))
     assert applies(*shaped(n_q=1, n_k=1000)) and applies(*shaped(n_q=1000, n_k=2))
     assert applies(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in shaped()))
@@ -95,8 +118,57 @@ def test_rule_for_torchs_kernel(mark):
     for marks in itertools.product([False, True], repeat=3):
         pairs = zip((q, k, v), marks, strict=True)
         assert rule(*(x.as_subclass(Marked) if is_marked else x for x, is_marked in pairs))
-    with pytest.raises(TypeError):
-        attention_rule(torch.Tensor, torch.float32, 1, 2, 3, 4)
+    for wrong in ((), (None, (1,) * 6), ((1, 2), (1,) * 6), ((None,) * 10, (1,) * 6)):
+        with pytest.raises(TypeError):
+            attention_few(*wrong)
+
+
+def test_only_bare_calls_are_torchs():
+    q = torch.randn(1, 1, 2, 4)
+    calls = []
+
+    def sdpa(*args, **options):
+        calls.append((len(args), options))
+        return q
+
+    serve = few(sdpa)
+    bare = {"bias": None, "mask": None, "causal": False, "scale": None, "dropout": 0.0}
+
+    def applies(path="auto", **options):
+        return serve(q, q, q, *{**bare, **options}.values(), path) is not None
+
+    assert applies() and applies(dropout=0) and applies(causal=True) and applies(scale=-0.5)
+    assert applies(causal=True, scale=0.5)
+    rest = {"scale": None}, {"scale": -0.5}, {"scale": 0.5}
+    assert calls == [(3, {})] * 2 + [(6, x) for x in rest]
+    for other in ({"bias": q}, {"mask": q}, {"dropout": 0.1}, {"path": "kernel"}, {"path": 5}):
+        assert not applies(**other)
+    for scale in (0.0, -0.5, float("nan")):
+        assert not applies(causal=True, scale=scale)
+    assert not applies(scale=1) and not applies(causal=1) and not applies(dropout="0")
+    assert serve(q, q, q) is None and serve() is None
+
+
+def test_errors_of_torchs_kernel():
+    """Those of which the op makes better ones, and others, which are the caller's."""
+    q = torch.randn(1, 1, 2, 4)
+    rest = None, None, False, None, 0.0, "auto"
+
+    def failing(error):
+        def fail(*_):
+            raise error
+
+        return fail
+
+    assert few(failing(RuntimeError("shapes")))(q, q, q, *rest) is None
+    assert few(lambda *_: None)(q, q, q, *rest) is None  # which has no requires_grad
+    with pytest.raises(MemoryError):
+        few(failing(MemoryError()))(q, q, q, *rest)
+    learned = torch.nn.Parameter(q)
+    served = few(lambda *_: learned, offer=failing(RuntimeError("hooks")))
+    assert served(q, q, q, *rest) is None
+    with pytest.raises(KeyError):
+        few(lambda *_: learned, offer=failing(KeyError()))(q, q, q, *rest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

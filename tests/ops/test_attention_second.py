@@ -42,7 +42,8 @@ def test_second_derivatives_where_torchs_kernel_serves(shape, options, dtype, ba
     inputs = [x.to(dtype) for x in problem(*shape)]
     grad, weights = torch.randn(*shape[:2], shape[3], 8), [torch.randn(x.shape) for x in inputs]
     if dtype != torch.float32 or shape[1] == shape[2]:
-        assert scaled_attention(*inputs, **options, return_info=True)[1]["path"] == "sdpa"
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        assert scaled_attention(*leaves, **options, return_info=True)[1]["path"] == "sdpa"
 
     def right(*args):
         return eager(*args, **options)
@@ -125,6 +126,9 @@ def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch)
             return checkpoint(scaled_attention, *qkv, use_reentrant=False)
         return scaled_attention(*qkv)
 
+    monkeypatch.setattr(attention_module, "_by_torch_if_few", lambda *_: None)  # the CPU's alone
+    monkeypatch.setattr(attention_module, "_choose", lambda *_: ("sdpa", "as on CUDA"))
+    monkeypatch.setattr(attention_module, "_known", {})
     monkeypatch.setattr(attention_module, "_sdpa", padded)
     inputs = problem(1, 2, 2, 4, 5, 5, 5)
     grad, weights = torch.randn(1, 2, 4, 5), [torch.randn(x.shape) for x in inputs]

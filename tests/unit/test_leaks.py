@@ -73,7 +73,16 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
 
         types = torch.Tensor, torch.nn.Parameter
         key = _core.tensor_key(*types)
-        rule = _core.attention_rule(types, torch.float32, 1000, 10, 10, 256)
+        modes = torch.is_inference_mode_enabled, torch.is_grad_enabled, lambda _: None
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        parts = *types, torch.float32, vars(torch.compiler), *modes, sdpa, print, {-1: print}
+        limits = 10, 10, 1000, 2000, 16, 256
+        few = _core.attention_few(parts, limits)
+        learned = [torch.ones(1, 1, 2, 3, requires_grad=True)] * 3
+
+        def rule(*qkv, causal=False):
+            return few(*qkv, None, None, causal, 0.5, 0.0, "auto")
+
         calls = {
             "stats": lambda: _core.stats(0),
             "stats of no device": lambda: _core.stats(-1),
@@ -117,8 +126,11 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "rule of others": lambda: rule(*(tensor.double() for tensor in tensors)),
             "rule of a class": lambda: rule(*(tensor.as_subclass(Own) for tensor in tensors)),
             "rule of no tensors": lambda: rule(1, 2, 3),
-            "maker of rules": lambda: _core.attention_rule(types, torch.float32, 1, 2, 3, 4),
-            "maker of none": lambda: _core.attention_rule(types, torch.float32, 1, 2, 3, "4"),
+            "rule of others than bare calls": lambda: rule(*tensors, causal=1),
+            "rule with a gradient": lambda: rule(*learned, causal=True),
+            "maker of rules": lambda: _core.attention_few(parts, limits),
+            "maker of none": lambda: _core.attention_few(parts, (1, 2, 3, 4, 5, "6")),
+            "maker of no parts": lambda: _core.attention_few(parts[1:], limits),
             "op without a place": lambda: _core.op_call(address, b"1" * 8, b"12", None, 5, 6),
             "op beyond": lambda: _core.op_call(address, b"1" * 8, b"\\1\\1", None, 5),
             "op of no tensor": lambda: _core.op_call(address, b"1" * 8, b"\\0\\0", None, "five"),
