@@ -66,7 +66,8 @@ class Analysis:
     _wheres: dict[int, str] = field(default_factory=dict)
     _places: dict[int, Place | None] = field(default_factory=dict)
     _makers: dict[tuple[int, str], str] = field(default_factory=dict)  # by stack and module
-    _categories: dict[int, str] = field(default_factory=dict)  # by stack
+    # By stack: of a function that makes nothing else, and of all functions.
+    _categories: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -191,13 +192,13 @@ class Analysis:
         """What a block holds: as recorded, else inferred from its phases and stack."""
         if block.category or block.alloc_event in self.workspaces:
             return block.category or "workspace"
-        by_frames = self._categories.get(block.stack)
-        if by_frames is None:  # there are far more blocks than stacks
+        known = self._categories.get(block.stack)
+        if known is None:  # there are far more blocks than stacks
             frames = self.frames(block.stack)
-            by_frames = self._categories[block.stack] = categories.by_frames(frames)
-        if by_frames == "workspace":
-            return by_frames
-        return categories.by_phase(block, self._is_beyond_backward) or by_frames
+            known = categories.by_function(frames), categories.by_frames(frames)
+            self._categories[block.stack] = known
+        by_function, by_frames = known
+        return by_function or categories.by_phase(block, self._is_beyond_backward) or by_frames
 
     def stays_by_category(self) -> list[tuple[Stay, str]]:
         """Each stay with the category() of its blocks."""

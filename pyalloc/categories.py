@@ -31,10 +31,17 @@ def by_phase(block: Block, is_beyond_backward: Callable[[int, int], bool]) -> st
     return "activations" if is_kept else ""
 
 
-def by_frames(frames: tuple[Frame, ...]) -> str:
-    """The category by the functions that led to the request, innermost first."""
+def by_function(frames: tuple[Frame, ...]) -> str:
+    """The category that a function is known to make, however long it lives; "" for most functions."""
     if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
         return "workspace"
+    # A step that runs out of memory makes state that it may take with it.
+    makes_state = any(name == "_init_group" and "/torch/optim/" in file for name, file, _ in frames)
+    return "optimizer state" if makes_state else ""
+
+
+def by_frames(frames: tuple[Frame, ...]) -> str:
+    """The category by all functions that led to the request, innermost first."""
     names = {name for name, _, _ in frames}
     if source.optimizer(frames):
         return "optimizer state"

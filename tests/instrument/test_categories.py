@@ -64,3 +64,23 @@ def test_what_goes_in_a_later_backward_is_a_gradient(
     kinds = [found.category(block) for block in found.peak.blocks]
     kept = "backward temporaries" if is_differentiated_again else "gradients"
     assert kinds == [kept, *["backward temporaries"] * 2]
+
+
+def test_state_of_a_step_that_ran_out_of_memory_is_state(record: Record) -> None:
+    """Also if the program catches the error and drops all of it: none of it outlived the step."""
+    path = record("""
+    import torch
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(8)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 2048, device="cuda")).sum().backward()
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        del model, optimizer
+    """, "--memory", "4000MB")  # fmt: skip
+    found = trace.analyse(path)
+    assert len(found.ooms) == 1
+    made = [b for b in found.peak.blocks if b.phase == "optimizer"]
+    assert len(made) == 7
+    assert {found.category(block) for block in made} == {"optimizer state"}
