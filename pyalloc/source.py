@@ -193,9 +193,15 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
             graph = f"torch.compile/graph{file.removeprefix(_GRAPH)}"
             return Place(graph, line, "backward" if is_backward else "forward")
     files = [frame for frame in frames if frame[1].endswith(".py")]
-    for name, file, line in (*(f for f in files if not _ROUTE.search(f[1])), *files):
+    for name, file, line in (*(f for f in files if not _is_route(f)), *files):
         return Place(file, line, name)
     return None
+
+
+def _is_route(frame: Frame) -> bool:
+    """Is it torch's way to a kernel, or a mode of torch's that a call passes on it?"""
+    name, file, _ = frame
+    return bool(_ROUTE.search(file)) or (name in _OVERRIDES and "/torch/" in file)
 
 
 def nameless(frames: tuple[Frame, ...], phase: str) -> str:

@@ -147,3 +147,19 @@ def test_where_nothing_is_the_users_torchs_way_to_a_kernel_is_the_last_to_be_nam
     extension = ("weight", "/x/site-packages/backpack/hbp/linear.py", 66)
     assert source.name((router, extension)) == "hbp/linear.py:66 weight"
     assert source.name((router,)) == "_native/registry.py:958 eager_router"
+
+
+def test_the_modes_of_torch_that_a_call_passes_are_its_way_to_a_kernel_too() -> None:
+    """As in the backward of a function that torch.compile captures in CUDA graphs."""
+    torch = "/x/site-packages/torch"
+    modes = (
+        ("__call__", f"{torch}/_ops.py", 916),
+        ("__torch_dispatch__", f"{torch}/_higher_order_ops/cudagraph_conditional_nodes.py", 118),
+        ("_fn", f"{torch}/_dynamo/eval_frame.py", 1548),
+        ("inner", f"{torch}/_compile.py", 54),
+        ("__torch_function__", f"{torch}/utils/_device.py", 122),
+    )
+    timing = ("benchmark_gpu", f"{torch}/_inductor/runtime/benchmarking.py", 716)
+    assert source.name((*modes, timing)) == "runtime/benchmarking.py:716 benchmark_gpu"
+    own = ("__torch_dispatch__", "/x/site-packages/torchao/int8.py", 9)
+    assert source.name((modes[0], own)) == "torchao/int8.py:9 __torch_dispatch__"
