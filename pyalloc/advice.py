@@ -66,11 +66,14 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         modules = Counter(in_all_layers(block.module) for block in blocks if block.module)
         within = f" (in {modules.most_common(1)[0][0]})" if modules else ""
         why = (
-            "Something keeps these tensors: a list of losses without .item() or .detach(), a cache, a history, or "
-            "what a hook collects."
-            if grown.more_blocks
-            else "There are as many tensors as before, but larger ones: something is appended to (torch.cat), or is "
+            "There are as many tensors as before, but larger ones: something is appended to (torch.cat), or is "
             "as long as an input. Inputs that grow from step to step are not a leak."
+            if not grown.more_blocks
+            else "Something keeps these gradients: a hook that collects them (register_full_backward_hook(), "
+            "register_hook()), retain_grad(), or a list of what autograd.grad() returned."
+            if grown.phase == "backward"
+            else "Something keeps these tensors: a list of losses without .item() or .detach(), a cache, a history, "
+            "or what a hook collects."
         )
         yield Advice(
             "leak",

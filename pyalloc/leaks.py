@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 from pyalloc.analysis import Analysis
@@ -15,7 +16,8 @@ from pyalloc.units import MIB
 class Growth:
     """A stack whose live bytes grow from step to step.
 
-    bytes: the growth; series: live bytes at the steps looked at; more_blocks: more of them, not only larger ones.
+    bytes: the growth; series: live bytes at the steps looked at; more_blocks: more of them, not only larger ones;
+    phase: the one that made most of the growth, if the stack has no line of Python.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Growth:
     per_step: float
     series: tuple[int, ...]
     more_blocks: bool
+    phase: str
 
 
 def _least(analysis: Analysis) -> int:
@@ -65,14 +68,27 @@ def growth(analysis: Analysis) -> list[Growth]:
         grown = series[-1] - series[0]
         rises = all(after > before for before, after in itertools.pairwise(series))
         if rises and grown >= _least(analysis):
-            name = analysis.name(stack)
-            found.append(Growth(name, stack, grown, grown / n_steps, series, more_blocks))
+            phase = _phase(analysis, stack, turns)
+            name = analysis.name(stack, phase)
+            found.append(Growth(name, stack, grown, grown / n_steps, series, more_blocks, phase))
     return sorted(found, key=lambda each: -each.bytes)
+
+
+def _phase(analysis: Analysis, stack: int, turns: list[tuple[int, Moment]]) -> str:
+    """Only of a stack without a line: to read the blocks of a moment takes long."""
+    if analysis.place(stack) is not None:
+        return ""
+    grown: Counter[str] = Counter()
+    for sign, (_, moment) in (-1, turns[0]), (1, turns[-1]):
+        for block in moment.blocks:
+            grown[block.phase] += sign * block.bytes * (block.stack == stack)
+    return max(grown, key=lambda phase: grown[phase])
 
 
 def jumps(analysis: Analysis) -> list[Growth]:
     """Stacks that hold more and more blocks, but do not grow at every step: at the end of each epoch, for example."""
-    tables = [moment.by_stack for _, moment in _looked_at(analysis)]
+    turns = _looked_at(analysis)
+    tables = [moment.by_stack for _, moment in turns]
     least = max(MIB, analysis.totals["peak_bytes"] // 20)
     found = []
     for stack in tables[-1] if len(tables) >= 3 else ():
@@ -82,8 +98,9 @@ def jumps(analysis: Analysis) -> list[Growth]:
         is_steady = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairs)
         n_rises = sum(a[0] < b[0] and a[1] < b[1] for a, b in pairs)
         if is_steady and n_rises >= 2 and grown >= least:
-            name, sizes = analysis.name(stack), tuple(size for size, _ in series)
-            found.append(Growth(name, stack, grown, grown / len(pairs), sizes, True))
+            phase, sizes = _phase(analysis, stack, turns), tuple(size for size, _ in series)
+            name = analysis.name(stack, phase)
+            found.append(Growth(name, stack, grown, grown / len(pairs), sizes, True, phase))
     return sorted(found, key=lambda each: -each.bytes)
 
 

@@ -39,7 +39,7 @@ _PRODUCT = re.compile(
 )
 _OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and tensor subclasses
 # torch's code on the way to a kernel: in 2.14, bmm(), sum(), norm() and some others pass through Python.
-_ROUTE = re.compile(r"/torch/(_ops\.py$|_native/)")
+_ROUTE = re.compile(r"/torch/(_ops\.py$|_native/|_compile\.py$|_dynamo/eval_frame\.py$)")
 _WORKSPACE = re.compile(
     r"at::cuda::(get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)|allocateCUDABlasWorkspace)\b"
 )

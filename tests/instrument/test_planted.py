@@ -60,6 +60,22 @@ def test_a_leak_is_found_with_its_line(record: Record) -> None:
     assert "verdict: leak: 2.00 MiB more at each step, most at" in out and "program.py:19" in out
 
 
+def test_gradients_that_are_kept_are_of_backward(plan: Plan) -> None:
+    """By a hook, say: autograd's thread has no line of Python, and others without one do not grow."""
+    plan.event("alloc", addr=1 << 30, bytes=64 * MIB)
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=(step + 2) << 30, bytes=2 * MIB)
+        plan.event("phase_end", "backward")
+    path = plan.done()
+    told = leaks.verdict(trace.analyse(path))
+    assert told == "leak: 2.00 MiB more at each step, most at backward (no Python stack)"
+    text = kinds(path)["leak"].text
+    assert text.startswith("backward (no Python stack) holds 2.0 MiB more at each step")
+    assert "register_full_backward_hook()" in text and "losses" not in text
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("batch", "keep"), [(256, "out = {}"), (8192, "out = {}"), (4096, "outs.append({}.mean())")]
