@@ -19,6 +19,7 @@ from pyalloc.moments import PAGE, Block, Moment, page_bytes
 from pyalloc.units import size
 
 PLANNED = "planned"  # among replays: pyalloc with a plan
+_STREAMS = 3  # streams with a workspace from which on it is told: a program may need two
 _PLAN_SHARE = 0.01  # of peak live bytes: saving less is not worth a plan
 _NO_PRODUCT = re.compile(
     r"softmax|logsumexp|cross_entropy|_loss\b"
@@ -47,6 +48,7 @@ def _findings(analysis: Analysis) -> list[Advice]:
         *_doubled_state(analysis),
         *_stale(analysis),
         *_loaded(analysis),
+        *_workspaces(analysis),
         *training.advice(analysis),
         *attention.advice(analysis),
         *collected.advice(analysis),
@@ -374,6 +376,24 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
             f"{size(total)} at the peak were made in an earlier step, most of it at {name}, and are freed only later "
             "in this step: a variable (an output, a loss) holds them until it is reassigned. `del` it at the end of "
             f"the step, or put the step into a function.{graph} That would lower the peak by about {size(saved)}.",
+            saved,
+        )
+
+
+def _workspaces(analysis: Analysis) -> Iterator[Advice]:
+    """cuBLAS workspaces of many streams, such as those on which CUDA graphs are warmed up."""
+    held = [b for b in analysis.peak.blocks if analysis.category(b) == "workspace"]
+    streams = {(block.device, block.stream) for block in held}
+    spare = sorted(held, key=lambda block: block.bytes)[: -len({device for device, _ in streams})]
+    least = analysis.peak.allocated_bytes * 0.05
+    saved = falls_by(spare, analysis, (), least) if len(streams) >= _STREAMS else 0
+    if saved > least:
+        yield Advice(
+            "workspaces",
+            f"{len(held)} cuBLAS workspaces hold {size(sum(b.bytes for b in held))} at the peak: torch keeps one for "
+            f"each stream on which a matrix product ran, here {len(streams)}. Use fewer streams (one for the warm-ups "
+            "of all CUDA graphs, say), or smaller workspaces, which may be slower (CUBLAS_WORKSPACE_CONFIG=:4096:1). "
+            f"That would lower the peak by up to {size(saved)}.",
             saved,
         )
 

@@ -376,3 +376,17 @@ def test_lines_and_modules_are_not_blamed(plan: Plan) -> None:
     path = by_hand(plan)
     out = " ".join(pyalloc("top", path, "-q").split())
     assert "cuBLAS workspace, first needed at modules/linear.py:134" in out
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_many_streams_have_many_workspaces(plan: Plan, n: int) -> None:
+    """One is needed, and a second one is nothing unusual."""
+    cublas = plan.stack(9, name="allocateCUDABlasWorkspace", file="CUDABlas.cpp")
+    for stream in range(n):
+        plan.event("alloc", addr=(stream + 1) << 30, bytes=32 * MIB, stack=cublas, stream=stream)
+    plan.event("alloc", addr=16 << 30, bytes=100 * MIB, stack=plan.stack(1))
+    found = kinds(plan.done())
+    assert ("workspaces" in found) == (n > 2)
+    if n > 2:
+        assert found["workspaces"].saved_bytes == 96 * MIB
+        assert found["workspaces"].text.startswith("4 cuBLAS workspaces hold 128.0 MiB at the peak")
