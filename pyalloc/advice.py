@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pyalloc import attention, checkpoints, collected, leaks, recorded, source, training
+from pyalloc import attention, checkpoints, collected, leaks, recorded, retries, source, training
 from pyalloc.analysis import FORWARDS, Analysis, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.facts import Advice, Phase
@@ -49,6 +49,7 @@ def _findings(analysis: Analysis) -> list[Advice]:
         *_stale(analysis),
         *_loaded(analysis),
         *_workspaces(analysis),
+        *retries.advice(analysis),
         *training.advice(analysis),
         *attention.advice(analysis),
         *collected.advice(analysis),

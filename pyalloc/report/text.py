@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyalloc import console, leaks, reserved
+from pyalloc import console, leaks, reserved, retries
 from pyalloc.advice import advise
 from pyalloc.analysis import Analysis
 from pyalloc.asked import Asked, Size, by_requests
@@ -391,7 +391,9 @@ def _outside(oom: Oom) -> list[str]:
 
 def _oom(analysis: Analysis, oom: Oom) -> list[str]:
     first, *more = out_of_memory(oom)
-    lines = [wrapped(first, first=""), *(wrapped(sentence) for sentence in more)]
+    _, left_behind = retries.text_of(analysis, oom.moment)
+    sentences = [*more, left_behind] if left_behind else more
+    lines = [wrapped(first, first=""), *(wrapped(sentence) for sentence in sentences)]
     held = oom.moment.allocated_bytes
     return lines + rows("  held by", analysis.contributors(oom.moment), held, 6)
 

@@ -1,0 +1,70 @@
+"""What an attempt that ran out of memory left behind: its model is still held when the next one has been made."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from pyalloc.analysis import Analysis
+from pyalloc.facts import Advice
+from pyalloc.moments import Block, Moment
+from pyalloc.units import size
+
+_MODEL = ("parameters", "gradients", "optimizer state", "buffers")
+_SHARE = 0.03  # of what is in use: less is not mentioned
+
+
+def advice(analysis: Analysis) -> Iterator[Advice]:
+    """Of the moment at which most of it is held: the peak, or when memory ran out again."""
+    errors = [analysis.moments[oom[0]] for oom in analysis.ooms if oom[0] in analysis.moments]
+    looked_at = [analysis.peak, *errors] if analysis.ooms else []
+    found = [(text_of(analysis, moment), moment) for moment in looked_at]
+    told = [(n_bytes, text, moment) for (n_bytes, text), moment in found if n_bytes]
+    if told:
+        n_bytes, text, moment = max(told, key=lambda each: each[0])
+        when = "at the peak" if moment is analysis.peak else "when memory ran out again"
+        yield Advice("retried", f"{text} That held {size(n_bytes)} {when}.", n_bytes)
+
+
+def text_of(analysis: Analysis, moment: Moment) -> tuple[int, str]:
+    """Bytes of a moment that an earlier attempt left behind, and what to do about it; 0 bytes if they are few."""
+    left = _left_behind(analysis, moment)
+    total = sum(block.bytes for block in left)
+    if total <= _SHARE * moment.allocated_bytes:
+        return 0, ""
+    by_category: Counter[str] = Counter()
+    for block in left:
+        by_category[analysis.category(block)] += block.bytes
+    what = ", ".join(f"{size(n)} of {name}" for name, n in by_category.most_common())
+    parameters = [block for block in left if analysis.category(block) == "parameters"]
+    return total, (
+        f"{what} were made before an earlier out-of-memory error and were still held after "
+        f"{analysis.name(parameters[0].stack)} had made such parameters again: the model of the attempt that failed. "
+        "Release it before the next attempt: leave the `except` block first (the exception holds the variables of the "
+        "functions it passed), then call gc.collect()."
+    )
+
+
+def _left_behind(analysis: Analysis, moment: Moment) -> list[Block]:
+    """Parameters that a line has made again since memory ran out, and what else of a model is as old."""
+    errors = [oom[0] for oom in analysis.ooms if oom[0] < moment.event]
+    if not errors:
+        return []
+    model = [block for block in moment.blocks if analysis.category(block) in _MODEL]
+    made_by: dict[int, list[int]] = defaultdict(list)
+    for block in model:
+        if analysis.category(block) == "parameters":
+            made_by[block.stack].append(block.alloc_event)
+    before = 0  # the last error between parameters of one line
+    for made in made_by.values():
+        at = bisect.bisect_left(errors, max(made)) - 1
+        if at >= 0 and min(made) < errors[at]:
+            before = max(before, errors[at])
+    again = {stack for stack, made in made_by.items() if max(made) >= before}
+    return [
+        block
+        for block in model
+        if block.alloc_event < before
+        and (block.stack in again or analysis.category(block) != "parameters")
+    ]

@@ -1,0 +1,68 @@
+"""A model that an attempt left behind when it ran out of memory, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import MIB, Plan, kinds, pyalloc
+
+
+def _model(plan: Plan, addr: int, line: int) -> None:
+    """Parameters of one line, and a gradient for each."""
+    for i in range(2):
+        plan.event("alloc", addr=addr + 2 * i * MIB, bytes=MIB, stack=plan.stack(line))
+        plan.event("category", "parameters", addr=addr + 2 * i * MIB)
+        plan.event("alloc", addr=addr + (2 * i + 1) * MIB, bytes=MIB)
+        plan.event("category", "gradients", addr=addr + (2 * i + 1) * MIB)
+
+
+def test_a_model_made_again_is_told_from_others(plan: Plan) -> None:
+    """A teacher is older than the error, but was made by another line, and once."""
+    plan.event("alloc", addr=1 << 30, bytes=64 * MIB, stack=plan.stack(1))
+    plan.event("category", "parameters", addr=1 << 30)
+    _model(plan, 2 << 30, line=2)
+    plan.event("oom", bytes=MIB)
+    _model(plan, 3 << 30, line=2)
+    text = kinds(plan.done())["retried"].text
+    assert text.startswith("2.0 MiB of parameters, 2.0 MiB of gradients were made before"), text
+    assert "after me/model.py:2 work had" in text
+    assert text.endswith("That held 4.0 MiB at the peak.")
+
+
+def test_the_same_model_with_a_smaller_batch(plan: Plan) -> None:
+    _model(plan, 2 << 30, line=2)
+    for _ in range(2):
+        plan.event("oom", bytes=MIB)
+        plan.event("alloc", addr=3 << 30, bytes=MIB, stack=plan.stack(3))
+        plan.event("free_requested", addr=3 << 30)
+        plan.event("free_completed", addr=3 << 30)
+    assert "retried" not in kinds(plan.done())
+
+
+@pytest.mark.torch
+def test_an_attempt_whose_model_is_in_a_cycle(record: Record) -> None:
+    """Only a collection frees it.  Memory runs out again, and what is said of that names it."""
+    path = record("""
+    import gc
+    import torch
+    gc.disable()
+    torch.cuda.set_per_process_memory_fraction(0.11)
+
+    def attempt(n):
+        model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(n)]).cuda()
+        model.me = [model]
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(4, 2048, device="cuda")).sum().backward()
+        optimizer.step()
+
+    for n in (10, 4):
+        try:
+            attempt(n)
+        except torch.OutOfMemoryError:
+            pass
+    """, "--memory", "4000MB")  # fmt: skip
+    held = "160.0 MiB of parameters, 160.0 MiB of gradients were made before"
+    text = kinds(path)["retried"].text
+    assert text.startswith(held) and "program.py:8 attempt had" in text
+    assert held in " ".join(pyalloc("report", path, "--oom", "last").split())
