@@ -382,7 +382,7 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _workspaces(analysis: Analysis) -> Iterator[Advice]:
-    """cuBLAS workspaces of many streams, such as those on which CUDA graphs are warmed up."""
+    """Many streams with a cuBLAS workspace each, such as those on which CUDA graphs are warmed up."""
     held = [b for b in analysis.peak.blocks if analysis.category(b) == "workspace"]
     streams = {(block.device, block.stream) for block in held}
     spare = sorted(held, key=lambda block: block.bytes)[: -len({device for device, _ in streams})]
