@@ -30,6 +30,20 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
 
 
+def test_a_step_without_events_is_no_range(plan: Plan, tmp_path: Path) -> None:
+    """Its end would come before its beginning."""
+    plan.event("step", "step", arg=0)
+    plan.event("alloc", addr=1 << 30, bytes=MIB)
+    plan.event("step", "step", arg=1)
+    path, target = plan.done(), tmp_path / "torch.pickle"
+    pyalloc("export", path, "--to", "torch", "-o", target)
+    notes = pickle.loads(target.read_bytes())["external_annotations"]
+    assert [(n["name"], n["stage"]) for n in notes] == [
+        ("ProfilerStep#0", "START"),
+        ("ProfilerStep#0", "END"),
+    ]
+
+
 # What torch/utils/viz/MemoryViz.js knows of pickle's instructions; for any other it shows nothing.
 READ_BY_MEMORY_VIZ = {
     "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPUT", "BINUNICODE", "DICT",
