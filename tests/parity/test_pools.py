@@ -235,7 +235,7 @@ def test_statistics_count_pools_too() -> None:
     del tensor
 
 
-def test_statistics_by_pool() -> None:
+def test_statistics_by_pool(allocator: str) -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         tensor = empty(50 * MIB)
@@ -244,7 +244,8 @@ def test_statistics_by_pool() -> None:
         pytest.skip("this torch has no statistics by pool")
     assert nested[BY_POOL][pool.id]["all"]["current"] >= 50 * MIB
     many = []
-    for _ in range(300):
+    # torch 2.14 frees the number of a pool above 256 at a snapshot of that pool, as of a later test's.
+    for _ in range(300 if allocator == "pyalloc" else 30):
         many.append(torch.cuda.MemPool())
         with torch.cuda.use_mem_pool(many[-1]):
             empty(512)
