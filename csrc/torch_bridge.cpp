@@ -1,15 +1,11 @@
-/* The functions that torch calls, and the only place that throws.
+/* The functions that torch calls.
  *
- * torch does not check for NULL: out of memory must be thrown as c10::OutOfMemoryError, from here, after the core has
- * returned.  The class is built from symbols of the loaded libc10 (and libc10_cuda, where older versions keep its
- * vtable).  Each way of building it is tested once at install, by throwing and catching, before it is used.  The last
- * resort is a std::runtime_error with the same text, which still says "out of memory". */
+ * torch does not check for NULL: errors must be thrown (torch_error.h), from here, after the core has returned. */
 #include "torch_bridge.h"
 
-#include "torch_exception.h"
+#include "torch_error.h"
 #include "torch_fast.h"
 #include "torch_native.h"
-#include "torch_old_string.h"
 #include "torch_pools.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
@@ -17,14 +13,11 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstring>
-#include <cxxabi.h>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <typeinfo>
 #include <utility>
 
 #define PYA_EXPORT extern "C" PYA_TORCH_EXPORT
@@ -34,103 +27,6 @@ namespace {
 std::atomic<pya_heap *> attached{nullptr};
 std::atomic<int> n_devices_of_torch{0}; /* 0: torch does not use CUDA yet */
 std::atomic<uint64_t> n_refused_frees{0};
-
-/* Passed by value in c10's signatures; at three words every ABI passes it in memory. */
-struct source_location {
-    const char *function;
-    const char *file;
-    uint32_t line;
-};
-
-using error_constructor = void (*)(void *self, source_location where, std::string text);
-using old_constructor = void (*)(void *self, source_location where, pya_torch_old_string text);
-using destructor = void (*)(void *self);
-
-/* Larger than any c10::Error so far; the self-test below runs the constructor in this much room. */
-constexpr size_t EXCEPTION_BYTES = 1024;
-
-struct oom_class {
-    void *construct; /* an error_constructor */
-    void **vtable;   /* of OutOfMemoryError */
-    std::type_info *type;
-    bool is_base; /* construct makes a plain c10::Error, whose vtable we then overwrite */
-    bool is_old;  /* construct is an old_constructor */
-};
-
-oom_class oom_known = {};
-const char *oom_detail = "not looked up yet";
-
-#define SIGNATURE "C1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-#define OLD_SIGNATURE "C1ENS_14SourceLocationESs"
-
-oom_class
-oom_find() {
-    oom_class found = {};
-    found.vtable = static_cast<void **>(pya_torch_symbol("_ZTVN3c1016OutOfMemoryErrorE"));
-    found.type = static_cast<std::type_info *>(pya_torch_symbol("_ZTIN3c1016OutOfMemoryErrorE"));
-    found.is_old = pya_torch_has_old_strings();
-    found.construct = pya_torch_symbol(
-        found.is_old ? "_ZN3c1016OutOfMemoryError" OLD_SIGNATURE
-                     : "_ZN3c1016OutOfMemoryError" SIGNATURE);
-    found.is_base = found.construct == nullptr;
-    if (found.is_base) {
-        found.construct = pya_torch_symbol(
-            found.is_old ? "_ZN3c105Error" OLD_SIGNATURE : "_ZN3c105Error" SIGNATURE);
-    }
-    return found;
-}
-
-void
-oom_construct(const oom_class &kind, void *object, const std::string &text) {
-    const source_location where = {"pya_torch_alloc", "pyalloc", 0};
-    if (kind.is_old) {
-        reinterpret_cast<old_constructor>(kind.construct)(
-            object, where, {text.data(), text.size()});
-    } else {
-        reinterpret_cast<error_constructor>(kind.construct)(object, where, text);
-    }
-}
-
-[[noreturn]] void
-oom_throw_as(const oom_class &kind, const std::string &text) {
-    void *object = abi::__cxa_allocate_exception(EXCEPTION_BYTES);
-    memset(object, 0, EXCEPTION_BYTES);
-    oom_construct(kind, object, text);
-    void **first_slot = kind.vtable + 2; /* past offset-to-top and typeinfo */
-    if (kind.is_base) {
-        memcpy(object, &first_slot, sizeof first_slot);
-    }
-    abi::__cxa_throw(object, kind.type, reinterpret_cast<destructor>(*first_slot));
-}
-
-bool
-oom_try(const oom_class &kind) {
-    if (kind.construct == nullptr || kind.vtable == nullptr || kind.type == nullptr) {
-        return false;
-    }
-    const std::string text = "CUDA out of memory (a test by pyalloc)";
-    try {
-        oom_throw_as(kind, text);
-    } catch (const std::exception &error) {
-        return typeid(error) == *kind.type && pya_torch_text(error).find(text) != std::string::npos;
-    } catch (...) {
-        return false;
-    }
-}
-
-void
-oom_prepare() {
-    const oom_class found = oom_find();
-    if (oom_try(found)) {
-        oom_known = found;
-        oom_detail =
-            found.is_base ? "torch.OutOfMemoryError, through c10::Error" : "torch.OutOfMemoryError";
-    } else {
-        oom_known = {};
-        oom_detail =
-            "RuntimeError with torch's text: c10::OutOfMemoryError was not found in libc10";
-    }
-}
 
 /* c10::Device: two bytes, type then index; CUDA is type 1. */
 struct c10_device {
@@ -300,6 +196,19 @@ throw_filter_error(pya_heap *heap, pya_dptr address) {
     }
 }
 
+/* Tells the profiler and torch's callbacks of a new block. */
+inline __attribute__((always_inline)) void
+tell_of(pya_heap *heap, pya_dptr address, int device) {
+    if (is_profiling() && address != 0) {
+        int owner = device;
+        const int64_t delta = block_bytes(heap, address, &owner);
+        profiler_report(heap, pointer_of(address), delta, owner);
+    }
+    if (is_traced()) {
+        trace_memory(true, address);
+    }
+}
+
 void
 filter_drop(void *arg) {
     delete static_cast<std::function<bool(void *)> *>(arg);
@@ -312,14 +221,6 @@ pya_torch_forget_filter_error() {
     if (PYA_UNLIKELY(has_filter_failed.load(std::memory_order_relaxed))) {
         filter_error = nullptr;
     }
-}
-
-void
-pya_torch_throw_text(const char *text, bool is_oom) {
-    if (is_oom && oom_known.construct != nullptr) {
-        oom_throw_as(oom_known, text);
-    }
-    throw std::runtime_error(text);
 }
 
 PYA_EXPORT void *
@@ -340,15 +241,30 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
     if (PYA_UNLIKELY(status != PYA_OK)) {
         throw_status(heap, status, "allocation failed", device);
     }
-    if (is_profiling() && address != 0) {
-        int owner = device;
-        const int64_t delta = block_bytes(heap, address, &owner);
-        profiler_report(heap, pointer_of(address), delta, owner);
-    }
-    if (is_traced()) {
-        trace_memory(true, address);
-    }
+    tell_of(heap, address, device);
     return pointer_of(address);
+}
+
+void *
+pya_torch_alloc_at(size_t bytes, int device, void *stream, void *ptr) {
+    pya_heap *heap = heap_or_throw();
+    const pya_dptr address = address_of(ptr);
+    const pya_status status = pya_alloc_at(heap, device, bytes, stream_of(stream), address);
+    if (has_filter_failed.load(std::memory_order_relaxed)) {
+        throw_filter_error(heap, status == PYA_OK ? address : 0);
+    }
+    if (status == PYA_E_INVAL) {
+        char text[160];
+        (void)snprintf(
+            text, sizeof text,
+            "pyalloc: Could not allocate CUDA storage at exact address %p: it is not free memory "
+            "of this stream and pool, at a multiple of 512 bytes",
+            ptr);
+        throw std::runtime_error(text);
+    }
+    check(status, "allocating at an address failed", device);
+    tell_of(heap, address, device);
+    return ptr;
 }
 
 pya_status
@@ -543,7 +459,7 @@ pya_torch_hook_address(size_t index) {
 extern "C" void
 pya_torch_find_symbols(void) {
     pya_torch_remember_allocator();
-    oom_prepare();
+    pya_torch_oom_prepare();
     /* In a dry run the preloaded library receives these reports, and wants all of them. */
     if (!pya_torch_find(profiler.report, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE") ||
         !pya_torch_find(profiler.enabled, "pya_hostcuda_wants_reports")) {
@@ -568,8 +484,7 @@ pya_torch_feature(size_t index, const char **name, bool *works, const char **det
     switch (index) {
     case 0:
         *name = "out of memory is raised as";
-        *works = oom_known.construct != nullptr;
-        *detail = oom_detail;
+        *works = pya_torch_oom_is_known(detail);
         return true;
     case 1:
         *name = "memory columns of torch.profiler";

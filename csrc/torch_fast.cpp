@@ -208,6 +208,20 @@ make(void *ptr, int8_t device, int layout) {
     return {ptr, is_first ? deleter : ptr, is_first ? ptr : deleter, where};
 }
 
+/* Has torch make a block to look at, if no layout is known yet. */
+int
+layout_or_look(void *self) {
+    if (known_layout.load() == LAYOUT_UNKNOWN && pya_torch_fast_prepare()) {
+        (void)!pya_torch_give_back(allocate_and_look(self, 1).data);
+    }
+    return known_layout.load();
+}
+
+bool
+is_understood(int layout) {
+    return layout == LAYOUT_CONTEXT_FIRST || layout == LAYOUT_DELETER_FIRST;
+}
+
 /* Can torch be asked for the thread's current stream? */
 bool
 knows_current() {
@@ -283,6 +297,19 @@ pya_torch_fast_allocate(void *self, size_t bytes) {
     return make(alloc_here(device, bytes), device, layout);
 }
 
+pya_torch_made
+pya_torch_fast_allocate_at(void *self, size_t bytes, void *ptr) {
+    const int8_t device = device_here();
+    const int layout = layout_or_look(self);
+    if (!is_understood(layout)) {
+        throw std::runtime_error("pyalloc: the layout of this torch's DataPtr is not known");
+    }
+    const cuda_stream stream = current_stream(device);
+    void *handle = handle_of(stream);
+    const on_stream around(device, handle, is_foreign(stream, handle));
+    return make(pya_torch_alloc_at(bytes, device, handle, ptr), device, layout);
+}
+
 void *
 pya_torch_fast_stream(int8_t device) {
     return knows_current() ? handle_of(current_stream(device)) : nullptr;
@@ -318,11 +345,8 @@ pya_torch_note_handle(pya_stream stream, int device) {
 
 bool
 pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device) {
-    if (known_layout.load() == LAYOUT_UNKNOWN && pya_torch_fast_prepare()) {
-        (void)!pya_torch_give_back(allocate_and_look(self, 1).data);
-    }
-    const int layout = known_layout.load();
-    if (layout != LAYOUT_CONTEXT_FIRST && layout != LAYOUT_DELETER_FIRST) {
+    const int layout = layout_or_look(self);
+    if (!is_understood(layout)) {
         return false;
     }
     const pya_torch_made made = make(ptr, device, layout);

@@ -39,3 +39,5 @@ struct pya_torch_made {
     ~pya_torch_made() {} // NOLINT(modernize-use-equals-default): not a trivial one
 };
 pya_torch_made pya_torch_fast_allocate(void *self, size_t bytes);
+/* Memory at this address; throws if it cannot be had. */
+pya_torch_made pya_torch_fast_allocate_at(void *self, size_t bytes, void *ptr);

@@ -158,6 +158,14 @@ with_old_strings(slot each, F *function) {
     METHOD("27attachAllocatorTraceTrackerESt8functionIFvRKN3c10" room "10TraceEntryEEE")
 #define OBSERVER METHOD("25attachOutOfMemoryObserverESt8functionIFvlmmmEE")
 
+/* Exported neighbours of methods that are inherited. */
+struct gap {
+    const char *first, *last;
+};
+#define CHECKPOINT_SET METHOD("22setCheckpointPoolStateEa" STATE_POINTER)
+constexpr gap POOL_METHODS = {METHOD("11releasePoolEa" POOL_ID), METHOD("14shareIpcHandleEPv")};
+constexpr gap ADDRESS_METHODS = {CHECKPOINT_SET, METHOD("4nameB5cxx11Ev")};
+
 slot slots[] = {
     exported("cudnn.benchmark (slot cacheInfo)", METHOD("9cacheInfoEaPm"), slot_cache_info),
     exported("slot getMemoryFraction", METHOD("17getMemoryFractionEa"), slot_memory_fraction),
@@ -182,8 +190,10 @@ slot slots[] = {
         "CUDA-graph trees (slot getCheckpointState)", METHOD("18getCheckpointStateEa" POOL_ID),
         pya_torch_checkpoint_get),
     exported(
-        "CUDA-graph trees (slot setCheckpointPoolState)",
-        METHOD("22setCheckpointPoolStateEa" STATE_POINTER), pya_torch_checkpoint_set),
+        "CUDA-graph trees (slot setCheckpointPoolState)", CHECKPOINT_SET, pya_torch_checkpoint_set),
+    inherited(
+        "memory at a given address (slot allocateWithAddress)", "allocateWithAddress",
+        pya_torch_fast_allocate_at),
     with_oldest(
         exported(
             "memory history (slot recordHistory)", HISTORY, pya_torch_record_history,
@@ -346,18 +356,11 @@ slot_named_in(const std::string &text) {
     return nullptr;
 }
 
-/* In every version that has them, the inherited methods about pools are between releasePool and shareIpcHandle. */
+/* Takes those of the inherited methods between two exported ones that we have. */
 void
-take_inherited(void *object, void **copy, size_t words) {
-    const size_t first =
-        pya_torch_slot_find(copy, words, pya_torch_symbol(METHOD("11releasePoolEa" POOL_ID)));
-    const size_t last =
-        pya_torch_slot_find(copy, words, pya_torch_symbol(METHOD("14shareIpcHandleEPv")));
-    for (slot &each : slots) {
-        if (each.method != nullptr) {
-            each.detail = "torch has no such method where it was looked for";
-        }
-    }
+take_between(const gap &gap, void *object, void **copy, size_t words) {
+    const size_t first = pya_torch_slot_find(copy, words, pya_torch_symbol(gap.first));
+    const size_t last = pya_torch_slot_find(copy, words, pya_torch_symbol(gap.last));
     if (first == 0 || last <= first || last - first > MAX_GAP) {
         return;
     }
@@ -369,6 +372,21 @@ take_inherited(void *object, void **copy, size_t words) {
                 pya_torch_pool_has_no_split();
             }
         }
+    }
+}
+
+/* In every version that has them, the inherited methods about pools are between releasePool and shareIpcHandle, and
+ * allocateWithAddress is between setCheckpointPoolState and name. */
+void
+take_inherited(void *object, void **copy, size_t words, bool is_fast) {
+    for (slot &each : slots) {
+        if (each.method != nullptr) {
+            each.detail = "torch has no such method where it was looked for";
+        }
+    }
+    take_between(POOL_METHODS, object, copy, words);
+    if (is_fast) {
+        take_between(ADDRESS_METHODS, object, copy, words);
     }
 }
 
@@ -522,10 +540,10 @@ pya_torch_take_slots(void) {
         return;
     }
     memcpy(copy, vtable, words * sizeof *copy);
-    take_inherited(object, copy, words);
+    const bool is_fast = fast_slots_are_there(copy, words);
+    take_inherited(object, copy, words, is_fast);
     take_silent(copy, words);
     pya_torch_record_history_has_skip(pya_torch_symbol(HISTORY) != nullptr);
-    const bool is_fast = fast_slots_are_there(copy, words);
     const bool knows_streams = pya_torch_fast_knows_streams();
     for (size_t i = 0; i < N_SLOTS; i++) {
         const bool is_of_fast = i >= N_SLOTS - N_FAST || needs_fast(slots[i]);

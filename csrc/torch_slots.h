@@ -19,6 +19,8 @@ struct pya_heap *pya_torch_heap(void);
 /* torch's entry points for memory, which it finds by name.  alloc throws torch's own exceptions. */
 PYA_TORCH_EXPORT void *pya_torch_alloc(size_t bytes, int device, void *stream);
 PYA_TORCH_EXPORT void pya_torch_free(void *ptr, size_t bytes, int device, void *stream);
+/* The same at this address, or throws a RuntimeError. */
+void *pya_torch_alloc_at(size_t bytes, int device, void *stream, void *ptr);
 /* Like pya_torch_free(), but returns the status; never throws. */
 pya_status pya_torch_give_back(void *ptr);
 /* Drops an exception that a filter threw while no request was waiting for it: the thread's next request would rethrow it. */

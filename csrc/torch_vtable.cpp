@@ -1,7 +1,7 @@
 #include "torch_vtable.h"
 
 #include "core/pool_id.h"
-#include "torch_exception.h"
+#include "torch_error.h"
 
 #include <atomic>
 #include <cstdint>
@@ -68,10 +68,11 @@ pya_torch_slot_find(void *const *vtable, size_t words, const void *address) {
 
 std::string
 pya_torch_probe(void *object, void *method) {
-    using probed = void (*)(void *self, int8_t device, pya_pool_id id, void *pointer);
+    /* The object stands first and second, because a method that returns a class in memory gets `this` second (x86-64). */
+    using probed = void (*)(void *self, void *again, pya_pool_id id, void *pointer);
     alignas(16) unsigned char nothing[128] = {};
     try {
-        reinterpret_cast<probed>(method)(object, 0, {0, 0}, nothing);
+        reinterpret_cast<probed>(method)(object, object, {0, 0}, nothing);
     } catch (const std::exception &error) {
         return pya_torch_text(error);
     }

@@ -76,7 +76,9 @@ def _ranges(analysis: Analysis) -> list[dict[str, Any]]:
     ends = [time_ns for _, time_ns in begins[1:]] + [analysis.totals["last_ns"]]
     found = [(name, begin, end) for (name, begin), end in zip(begins, ends, strict=False)]
     found += [(phase.name, phase.begin_ns, phase.end_ns) for phase in analysis.phases]
-    found = [(name, begin, end) for name, begin, end in found if begin < end]  # else END comes first
+    found = [
+        (name, begin, end) for name, begin, end in found if begin < end
+    ]  # else END comes first
     edges = [(begin, 1, name, "START") for name, begin, _ in found]
     edges += [(end, 0, name, "END") for name, _, end in found]
     return [

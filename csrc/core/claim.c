@@ -1,6 +1,7 @@
 /* Special pools and access: a pool's own source of memory, blocks claimed at their addresses, peers.  Floor 12. */
 #include "heap.h"
 #include "import.h"
+#include "pending.h"
 #include "pool.h"
 
 static bool
@@ -89,9 +90,11 @@ arena_claim(struct pya_arena *arena, const struct pya_claim *claim, struct pya_b
     return pya_stitch_take(stitch, claim->bytes, out);
 }
 
+/* pool: NULL is the default pool. */
 static pya_status
-card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim *claim) {
-    struct pya_pool *pool = pya_pool_find(card, id);
+card_claim(
+    struct pya_card *card, const struct pya_pool *pool, const struct pya_claim *claim,
+    void *context) {
     struct pya_arena *arena = card->arenas;
     if (claim->bytes == 0 || (claim->addr | claim->bytes) % PYA_ALIGN != 0) {
         return PYA_E_INVAL; /* was never a block */
@@ -99,7 +102,7 @@ card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim 
     while (arena != NULL && (arena->pool != pool || arena->stream != claim->stream)) {
         arena = arena->next;
     }
-    if (pool == NULL || arena == NULL) {
+    if (arena == NULL) {
         return PYA_E_INVAL;
     }
     struct pya_block *block;
@@ -113,7 +116,7 @@ card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim 
     if (st == PYA_OK) {
         pya_fence_hear(card, arena->fence);
         block->is_small = claim->bytes <= PYA_SMALL_MAX;
-        pya_card_hand_out(card, block, claim->requested, NULL);
+        pya_card_hand_out(card, block, claim->requested, context);
     }
     return st;
 }
@@ -122,11 +125,32 @@ pya_status
 pya_pool_claim(
     struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim) {
     struct pya_card *card;
-    pya_status st = pya_heap_lock_card(heap, device, &card);
+    struct pya_pool *pool;
+    pya_status st = pya_heap_lock_pool(heap, device, id, &card, &pool);
     if (st == PYA_OK) {
-        st = card_claim(card, id, claim);
+        st = card_claim(card, pool, claim, NULL);
         pya_lock_release(&card->lock);
     }
+    return st;
+}
+
+pya_status
+pya_alloc_at(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, pya_dptr addr) {
+    struct pya_claim claim = {.addr = addr, .requested = bytes, .stream = stream};
+    struct pya_card *card;
+    void *context = pya_heap_capture(heap, PYA_RECORD_STATE);
+    pya_status st = bytes > PYA_REQUEST_MAX ? PYA_E_INVAL : pya_heap_lock_card(heap, device, &card);
+    if (st == PYA_OK) {
+        const struct pya_pool *pool = card->n_active > 0 ? pya_pool_route(card, stream) : NULL;
+        claim.bytes = pya_card_round(card, bytes);
+        if (card->n_pending > 0 && card->n_active == 0) {
+            pya_pending_poll(card);
+        }
+        st = card_claim(card, pool, &claim, context);
+        context = st == PYA_OK ? NULL : context;
+        pya_lock_release(&card->lock);
+    }
+    pya_heap_drop_context(heap, context);
     return st;
 }
 

@@ -87,6 +87,10 @@ void pya_heap_destroy(struct pya_heap *heap);
  * describes the moment of the calling thread's failure. */
 PYA_MUST_CHECK pya_status
 pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, pya_dptr *out);
+/* Allocates at this address and nowhere else.  PYA_E_INVAL: the bytes are not free there, are of another pool or
+ * stream than a request on `stream` would be, or have no memory any more. */
+PYA_MUST_CHECK pya_status
+pya_alloc_at(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, pya_dptr addr);
 /* ptr 0 is accepted.  PYA_E_FOREIGN and PYA_E_DOUBLE_FREE change nothing. */
 PYA_MUST_CHECK pya_status pya_free(struct pya_heap *heap, pya_dptr ptr);
 /* Declares that `stream` uses the block too: after its free the block waits for the work queued on `stream` by then.

@@ -96,11 +96,15 @@ op_claim(struct world *world) {
     uint8_t how = fuzz_byte(&world->in);
     struct live live = world->freed[how % N_GONE];
     int i = how / N_GONE % N_POOLS;
-    if (live.ptr == 0 || world->n_live >= MAX_LIVE || world->pools[live.device][i].n_users == 0) {
+    bool is_request = how >= 0xc0; /* on the block's stream, wherever such requests go now */
+    bool has_pool = is_request || world->pools[live.device][i].n_users > 0;
+    if (live.ptr == 0 || world->n_live >= MAX_LIVE || !has_pool) {
         return;
     }
     const struct pya_claim claim = {live.ptr, live.bytes, live.requested, live.stream};
-    pya_status st = pya_pool_claim(world->heap, live.device, pool_id(i), &claim);
+    pya_status st =
+        is_request ? pya_alloc_at(world->heap, live.device, live.requested, live.stream, live.ptr)
+                   : pya_pool_claim(world->heap, live.device, pool_id(i), &claim);
     SAY("claim 0x%llx of pool %d -> %d\n", (unsigned long long)live.ptr, i, st);
     if (st == PYA_OK) {
         live.is_used = false;
