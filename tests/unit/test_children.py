@@ -97,6 +97,33 @@ def test_a_child_forked_while_a_thread_takes_a_snapshot(dry_python) -> None:  # 
     )
 
 
+def test_a_child_forked_while_a_thread_installs(run_python) -> None:  # type: ignore[no-untyped-def]
+    """It waits for no lock of that thread's, which it has not."""
+    run_python(
+        """
+        import os, signal, sys, threading, pyalloc
+        inside, leave = threading.Event(), threading.Event()
+
+        def install():
+            with sys.modules["pyalloc.install"]._lock:
+                inside.set()
+                leave.wait()
+
+        thread = threading.Thread(target=install, daemon=True)
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(600)
+            pyalloc.uninstall()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        leave.set()
+        thread.join()
+        """
+    )
+
+
 def test_data_loader_workers(dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """

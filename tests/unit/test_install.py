@@ -15,6 +15,7 @@ def test_install_after_torch_is_imported(dry_python) -> None:  # type: ignore[no
         x = torch.ones(5, device="cpu").cuda()
         assert x.cpu().tolist() == [1.0] * 5
         assert handle.status().installed and handle.status().allocations == 1
+        assert repr(handle) == "<pyalloc installed: active>"
         assert torch.cuda.memory_allocated() == 512
         """
     )
@@ -454,6 +455,7 @@ def test_uninstall_before_first_use(dry_python) -> None:  # type: ignore[no-unty
         handle = pyalloc.install()
         assert torch._C._cuda_memoryStats is not original
         handle.uninstall()
+        assert repr(handle) == "<pyalloc not installed: uninstalled>"
         assert torch._C._cuda_memoryStats is original
         x = torch.empty(1000, device="cuda")
         assert torch.cuda.memory_allocated() == 4096
