@@ -91,10 +91,16 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
     part = most.bytes * len(found) // _PARTS
     saved = min(falls_by(found, analysis, TRAINING), held - part)
     if len(found) >= 2 and saved > held / 4 and held > peak.allocated_bytes / 4:
+        has_gradients = any(block.phase == "backward" for block in found)
+        others = (
+            ", their log-softmax, and the gradients of both"
+            if has_gradients
+            else " and their log-softmax"
+        )
         yield Advice(
             "logits",
             f"{len(found)} tensors of {size(most.bytes)} or half that hold {size(held)} at the peak: the logits of "
-            f"{analysis.place(most.stack)}, their log-softmax, and the gradients of both. Compute the last layer and "
+            f"{analysis.place(most.stack)}{others}. Compute the last layer and "
             "the loss for a part of the rows at a time, with torch.utils.checkpoint around each part, so that only "
             "one part's tensors exist at once; torch 2.14 and newer have torch.nn.functional.linear_cross_entropy(..., "
             f"options=torch.nn.LinearCrossEntropyOptions()). That would lower the peak by up to {size(saved)}.",

@@ -449,3 +449,27 @@ def test_state_that_is_as_large_as_the_logits_is_none_of_them(plan: Plan) -> Non
     plan.event("phase_end", "backward")
     found = kinds(plan.done())["logits"]
     assert found.text.startswith("3 tensors of 64.0 MiB or half that hold 192.0 MiB at the peak")
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_gradients_of_logits_are_told_of_where_there_are_some(
+    plan: Plan, with_gradients: bool
+) -> None:
+    """With a graph retained from the step before, the peak lies in forward."""
+    file = "/x/site-packages/torch/nn/functional.py"
+    cross_entropy = plan.stack(3, name="cross_entropy", file=file)
+    plan.event("step", "step", arg=0)
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=1 << 30, bytes=100 * MIB, stack=plan.stack(2))
+    plan.event("alloc", addr=2 << 30, bytes=100 * MIB, stack=cross_entropy)
+    plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    if with_gradients:
+        plan.event("alloc", addr=3 << 30, bytes=100 * MIB)
+    for i in (1, 2, 3)[: 2 + with_gradients]:
+        plan.event("free_requested", addr=i << 30)
+        plan.event("free_completed", addr=i << 30)
+    plan.event("phase_end", "backward")
+    found = kinds(plan.done())["logits"].text
+    assert found.startswith(f"{2 + with_gradients} tensors of 100.0 MiB or half that")
+    assert ("the gradients of both" in found) == with_gradients
