@@ -75,12 +75,14 @@ def _ranges(analysis: Analysis) -> list[dict[str, Any]]:
     begins = [(f"ProfilerStep#{step[0]}", step[2]) for step in analysis.steps]
     ends = [time_ns for _, time_ns in begins[1:]] + [analysis.totals["last_ns"]]
     found = [(name, begin, end) for (name, begin), end in zip(begins, ends, strict=False)]
-    found += [(phase.name, phase.begin_ns, phase.end_ns) for phase in analysis.phases]
-    found = [
-        (name, begin, end) for name, begin, end in found if begin < end
-    ]  # else END comes first
+    found += [
+        (phase.name, phase.begin_ns, phase.end_ns)
+        for phase in analysis.phases
+        if phase.begin_ns < phase.end_ns
+    ]
     edges = [(begin, 1, name, "START") for name, begin, _ in found]
-    edges += [(end, 0, name, "END") for name, _, end in found]
+    # At the same time ends come first, except the end of a step that takes no time.
+    edges += [(end, 0 if begin < end else 2, name, "END") for name, begin, end in found]
     return [
         {"stage": stage, "name": name, "device": 0, "time_us": time_ns // 1000}
         for time_ns, _, name, stage in sorted(edges, key=lambda edge: edge[:2])

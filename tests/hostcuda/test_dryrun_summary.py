@@ -48,8 +48,9 @@ def test_the_python_of_a_script_is_that_of_its_first_line(
     first: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its PyTorch may use another CUDA than that of the Python that runs pyalloc."""
-    other, script = tmp_path / "python3.999", tmp_path / "train"
-    script.write_text(f"{first.format(other)}\n")
+    is_free_threaded = first.endswith("t")
+    other, script = tmp_path / f"python3.999{'t' * is_free_threaded}", tmp_path / "train"
+    script.write_text(f"{first.format(tmp_path / 'python3.999')}\n")
     for path in (other, script):
         path.touch()
         path.chmod(0o755)

@@ -30,8 +30,7 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
 
 
-def test_a_step_without_events_is_no_range(plan: Plan, tmp_path: Path) -> None:
-    """Its end would come before its beginning."""
+def test_a_step_without_events_begins_before_it_ends(plan: Plan, tmp_path: Path) -> None:
     plan.event("step", "step", arg=0)
     plan.event("alloc", addr=1 << 30, bytes=MIB)
     plan.event("step", "step", arg=1)
@@ -41,6 +40,8 @@ def test_a_step_without_events_is_no_range(plan: Plan, tmp_path: Path) -> None:
     assert [(n["name"], n["stage"]) for n in notes] == [
         ("ProfilerStep#0", "START"),
         ("ProfilerStep#0", "END"),
+        ("ProfilerStep#1", "START"),
+        ("ProfilerStep#1", "END"),
     ]
 
 
