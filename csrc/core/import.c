@@ -29,26 +29,37 @@ import_map_next(
     return st == PYA_OK ? released : st;
 }
 
-pya_status
-pya_import_map(
-    struct pya_card *card, size_t n_pages, const struct pya_import_source *source,
-    struct pya_import **out) {
-    size_t bytes;
-    *out = NULL;
-    if (!card->caps.has_vmm) {
-        return PYA_E_NOTSUP;
-    }
-    if (n_pages == 0 || __builtin_mul_overflow(n_pages, (size_t)PYA_PAGE, &bytes)) {
-        return PYA_E_INVAL;
-    }
+/* A record with addresses, and nothing mapped there. */
+static pya_status
+import_new(struct pya_card *card, size_t n_pages, struct pya_import **out) {
     struct pya_import *import = calloc(1, sizeof *import);
     if (import == NULL) {
         return PYA_E_HOST_NOMEM;
     }
     import->n_pages = n_pages;
-    pya_status st = pya_device_range_reserve(card->dev, bytes, &import->base);
+    pya_status st = pya_device_range_reserve(card->dev, n_pages * PYA_PAGE, &import->base);
     if (st != PYA_OK) {
         free(import);
+        return st;
+    }
+    *out = import;
+    return PYA_OK;
+}
+
+pya_status
+pya_import_map(
+    struct pya_card *card, size_t n_pages, const struct pya_import_source *source,
+    struct pya_import **out) {
+    *out = NULL;
+    if (!card->caps.has_vmm) {
+        return PYA_E_NOTSUP;
+    }
+    if (n_pages == 0 || n_pages > SIZE_MAX / PYA_PAGE) {
+        return PYA_E_INVAL;
+    }
+    struct pya_import *import;
+    pya_status st = import_new(card, n_pages, &import);
+    if (st != PYA_OK) {
         return st;
     }
     while (st == PYA_OK && import->n_mapped < n_pages) {
@@ -83,17 +94,12 @@ pya_import_unmap(struct pya_card *card, struct pya_import *import) {
 
 pya_status
 pya_import_try(struct pya_card *card) {
-    struct pya_import *import = calloc(1, sizeof *import);
-    if (import == NULL) {
-        return PYA_E_HOST_NOMEM;
-    }
-    import->n_pages = 1;
-    import->is_over = true;
-    pya_status st = pya_device_range_reserve(card->dev, PYA_PAGE, &import->base);
+    struct pya_import *import;
+    pya_status st = import_new(card, 1, &import);
     if (st != PYA_OK) {
-        free(import);
         return st;
     }
+    import->is_over = true;
     st = pya_device_page_create(card->dev, 1, &import->held);
     if (st == PYA_OK) {
         st = pya_device_map(card->dev, import->base, import->held, 1);
