@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyalloc import files
+from pyalloc import files, pythons
 from pyalloc.errors import UsageError
 from pyalloc.folding import folded
 
@@ -52,7 +52,7 @@ def program(notes: dict[str, str]) -> str:
         elif not word.startswith("-") or word in ("-c", "-m"):
             first = word
             break
-    is_script = first.endswith(".py") and re.fullmatch(r"python[\d.]*t?", Path(words[0]).name)
+    is_script = first.endswith(".py") and re.fullmatch(pythons.PROGRAM, Path(words[0]).name)
     n_ranks = ranks(notes)
     if n_ranks > 1:
         script = shlex.join(words[words.index(first) :]) if is_script else "your_script.py"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, console, files, hostcuda, launching, processes
+from pyalloc import _bootstrap, console, files, hostcuda, launching, processes, pythons
 from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
@@ -137,11 +137,12 @@ class Result:
 def _interpreter(command: list[str]) -> str:
     """The Python that the command runs, as far as can be told: the command itself, or the one in a script's #! line."""
     found = shutil.which(command[0]) or sys.executable
-    if re.match(r"python[\d.]*t?$", Path(found).name):
+    if re.match(f"{pythons.PROGRAM}$", Path(found).name):
         return found
     with open(found, "rb") as file:
         first = file.readline(200)
-    named = re.match(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*python[\d.]*t?)(?:\s|$)", first)
+    pattern = rf"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*{pythons.PROGRAM})(?:\s|$)"
+    named = re.match(os.fsencode(pattern), first)
     return (shutil.which(os.fsdecode(named[1])) if named else None) or sys.executable
 
 

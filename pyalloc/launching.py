@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyalloc import pythons
 from pyalloc.errors import UsageError
 
-_PYTHON = re.compile(r"python[\d.]*t?$")  # t: free-threaded
+_PYTHON = re.compile(f"{pythons.PROGRAM}$")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 

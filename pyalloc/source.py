@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from pyalloc import pythons
+
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 # Files that torch.compile writes to its cache.
 _COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
@@ -20,7 +22,7 @@ _LIBRARY = re.compile(
     r"|/torch_geometric\.[\w.]+\.py$)"  # and files that torch_geometric writes
 )
 _CPP = re.compile(
-    r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S|o)$|(^|/)python[\d.]*t?$)"
+    rf"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S|o)$|(^|/){pythons.PROGRAM}$)"
 )
 # Libraries whose lines tell more than the user's call into them: models, losses, trainers.
 _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")
