@@ -21,6 +21,7 @@ from benchmarks.ops.attention import attention, sweep
 from benchmarks.ops.measure import Bench
 from benchmarks.ops.spherical import spherical, spherical_memory, spherical_shapes
 from pyalloc import ops
+from pyalloc.ops._library import ISA_NAMES
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "spherical": spherical,
@@ -57,7 +58,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--isa",
-        choices=("scalar", "avx2", "avx512"),
+        choices=ISA_NAMES,
         help="a narrower instruction set than there is",
     )
     parser.add_argument("--rounds", type=int, default=15)

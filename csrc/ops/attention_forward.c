@@ -2,7 +2,7 @@
  * each query; scores never leave the cache.  Where a head's keys and values do not stay in the L2 cache, several blocks of
  * queries pass over them together. */
 #include "attention_drop.h"
-#include "attention_tile.h"
+#include "attention_write.h"
 
 enum {
     FORWARD_MOST = 4,       /* blocks of queries that pass together */
@@ -12,10 +12,9 @@ enum {
 
 /* Of one block of queries, with its running softmax. */
 struct forward_scratch {
-    real *qt;        /* [dim][ATT_LD] */
-    real *s;         /* [ATT_K][ATT_LD], shared by all blocks */
-    real *ot;        /* [dim_v][ATT_LD] */
-    real *top, *sum; /* [ATT_Q] */
+    real *qt; /* [dim][ATT_LD] */
+    real *s;  /* [ATT_K][ATT_LD], shared by all blocks */
+    struct att_result r;
 };
 
 static void
@@ -25,9 +24,7 @@ forward_carve(
     for (int i = 0; i < n_w; i++) {
         w[i].s = scores;
         w[i].qt = scratch_take(s, (size_t)a->dim * ATT_LD);
-        w[i].ot = scratch_take(s, (size_t)a->dim_v * ATT_LD);
-        w[i].top = scratch_take(s, ATT_Q);
-        w[i].sum = scratch_take(s, ATT_Q);
+        att_result_carve(&w[i].r, s, a);
     }
 }
 
@@ -44,7 +41,7 @@ forward_softmax_lanes(
     vr shrink[SOFTMAX_NV];
     vr sum[SOFTMAX_NV]; /* of this block alone: sums of sums lose fewer digits */
     for (int j = 0; j < nv; j++) {
-        best[j] = v_ld(w->top + q + j * VW);
+        best[j] = v_ld(w->r.top + q + j * VW);
         sum[j] = v_set(0);
     }
     for (int k = 0; k < x.nk; k++) {
@@ -61,8 +58,8 @@ forward_softmax_lanes(
         }
     }
     for (int j = 0; j < nv; j++) {
-        real *top = w->top + q + j * VW;
-        real *total = w->sum + q + j * VW;
+        real *top = w->r.top + q + j * VW;
+        real *total = w->r.sum + q + j * VW;
         /* v_exp2(0) is one rounding step above 1; many blocks would multiply that error */
         const vr before = v_ld(top);
         shrink[j] = v_sel(m_eq(before, best[j]), v_set(1), v_exp2(v_sub(before, best[j])));
@@ -72,7 +69,7 @@ forward_softmax_lanes(
     /* the first block has nothing to rescale: its product overwrites */
     for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
         for (int j = 0; j < nv; j++) {
-            real *o = w->ot + d * ATT_LD + q + j * VW;
+            real *o = w->r.ot + d * ATT_LD + q + j * VW;
             v_st(o, v_mul(v_ld(o), shrink[j]));
         }
     }
@@ -101,35 +98,11 @@ forward_drop(const struct pya_ops_attention *a, struct att_block x, real *s) {
 }
 
 static void
-forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
-    real *top = a->stats == NULL ? NULL : att_tops(a, x);
-    for (int q = 0; q < x.nq; q += VW) {
-        const vr sum = v_ld(w->sum + q);
-        const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */
-        const vr inverse = v_sel(none, v_set(0), v_rcp(sum));
-        if (top != NULL) {
-            const int n = x.nq - q < VW ? x.nq - q : VW;
-            v_st_n(top + q, v_ld(w->top + q), n);
-            v_st_n(top + a->n_q + q, inverse, n);
-        }
-        for (ptrdiff_t d = 0; d < a->dim_v; d++) {
-            v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), inverse));
-        }
-    }
-    pack_transpose(
-        att_row_out(a->out, x.b, x.h, x.q0), a->out.s, w->ot, ATT_LD, (ptrdiff_t)a->dim_v, x.nq,
-        (ptrdiff_t)a->dim_v);
-}
-
-static void
 forward_start(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
     att_pack_lanes(
         w->qt, att_row(a->q, x.b, x.h, x.q0), a->q.s, x.nq, (ptrdiff_t)a->dim,
-        (real)(a->scale * att_log2e));
-    for (int q = 0; q < ATT_Q; q++) {
-        w->top[q] = (real)-1e37;
-        w->sum[q] = 0;
-    }
+        (real)(a->scale * att_log2e), VW);
+    att_result_clear(&w->r);
 }
 
 static void
@@ -142,7 +115,7 @@ forward_keys(const struct pya_ops_attention *a, struct forward_scratch *w, struc
     }
     struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), 1, a->v.s};
     struct pya_tile_b p = {w->s, ATT_LD};
-    struct pya_tile_c dst = {w->ot, ATT_LD, x.k0 > 0};
+    struct pya_tile_c dst = {w->r.ot, ATT_LD, x.k0 > 0};
     tile_multiply((int)a->dim_v, x.nq, x.nk, values, p, dst);
 }
 
@@ -174,7 +147,7 @@ forward_queries(
         }
     }
     for (int i = 0; i < n_w; i++) {
-        forward_write(a, &w[i], forward_block(a, first, i));
+        att_result_write(a, &w[i].r, forward_block(a, first, i));
     }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/* Shared by scaled attention forward and backward.  Scores are kept transposed, with keys in rows and queries in lanes: K and V
- * can then be read in place, and the softmax's maxima and sums run down the rows without shuffles.  Floor 1. */
+/* Shared by scaled attention's kernels.  Scores are kept transposed, keys in rows and queries in lanes: K and V can then be
+ * read in place, and the softmax's maxima and sums run down the rows without shuffles.  Floor 1. */
 #include <math.h>
 
 #include "kernels.h"
@@ -67,7 +67,6 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
     }
     if (w.k == 1) {
         pack_add_transposed(s, ATT_LD, p, w.q, x.nq, x.nk, (real)att_log2e);
-        pack_prefetch(p, w.q, x.nq, x.nk); /* the next block of keys */
         return;
     }
     for (int k = 0; k < x.nk; k++) {
@@ -75,6 +74,16 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
             real *dst = s + k * ATT_LD + q;
             *dst = r_fma((real)att_log2e, p[q * w.q + k * w.k], *dst);
         }
+    }
+}
+
+/* The bias of a block that will be computed next. */
+static inline void
+att_prefetch_bias(const struct pya_ops_attention *a, struct att_block x) {
+    const struct pya_ops_scores w = a->bias;
+    if (w.p != NULL && w.q != 0 && w.k == 1 && x.nk > 0) {
+        const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0;
+        pack_prefetch(p - x.nk, w.q, x.nq, x.nk);
     }
 }
 
@@ -91,15 +100,9 @@ att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
     }
 }
 
-/* The transposed scores of one block, with bias and masks applied.  qt: [dim][ATT_LD], scaled by
- * scale / log 2. */
+/* Applies bias and masks to the transposed scores of one block. */
 static inline void
-att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s) {
-    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
-    struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), a->k.s, 1};
-    struct pya_tile_b queries = {qt, ATT_LD};
-    struct pya_tile_c dst = {s, ATT_LD, 0};
-    tile_multiply(x.nk, x.nq, (int)a->dim, keys, queries, dst);
+att_adjust_scores(const struct pya_ops_attention *a, struct att_block x, real *s) {
     if (a->bias.p != NULL) {
         att_add_bias(a, x, s);
     }
@@ -116,10 +119,24 @@ att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt
     }
 }
 
-/* dst[d][q] = scale * rows[q][d]; missing lanes are zero */
+/* The transposed scores of one block.  qt: [dim][ATT_LD], scaled by scale / log 2. */
 static inline void
-att_pack_lanes(real *dst, const real *rows, ptrdiff_t row, int nq, ptrdiff_t d, real scale) {
-    const int lanes = (int)pack_round(nq, VW);
+att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s) {
+    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+    struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), a->k.s, 1};
+    struct pya_tile_b queries = {qt, ATT_LD};
+    struct pya_tile_c dst = {s, ATT_LD, 0};
+    tile_multiply(x.nk, x.nq, (int)a->dim, keys, queries, dst);
+    att_adjust_scores(a, x, s);
+    x.k0 += x.nk;
+    att_prefetch_bias(a, x);
+}
+
+/* dst[d][q] = scale * rows[q][d]; missing lanes are zero, up to a whole number of `whole` */
+static inline void
+att_pack_lanes(
+    real *dst, const real *rows, ptrdiff_t row, int nq, ptrdiff_t d, real scale, ptrdiff_t whole) {
+    const int lanes = (int)pack_round(nq, whole);
     pack_transpose(dst, ATT_LD, rows, row, nq, d, lanes);
     for (ptrdiff_t j = 0; j < d; j++) {
         for (int q = 0; q < lanes; q += VW) {

@@ -30,3 +30,6 @@ PYA_KERNELS_DECLARE(avx512)
 PYA_KERNELS_DECLARE(avx2)
 PYA_KERNELS_DECLARE(scalar)
 PYA_KERNELS_DECLARE(f64)
+
+int pya_attention_forward_amx(const struct pya_ops_attention *a);
+int pya_attention_backward_amx(const struct pya_ops_attention *a);

@@ -9,15 +9,17 @@
 #include "kernels.h"
 #include "ps_small.h"
 
-#define OPS_TABLE(isa)                                                                             \
+#define OPS_TABLE(isa) OPS_TABLE_WITH(isa, isa)
+/* attention: an instruction set that only has kernels for it */
+#define OPS_TABLE_WITH(isa, attention)                                                             \
     {                                                                                              \
         .ps_forward = pya_ps_forward_##isa, .ps_backward = pya_ps_backward_##isa,                  \
         .ps_mixture_forward = pya_ps_mixture_forward_##isa,                                        \
         .ps_mixture_backward = pya_ps_mixture_backward_##isa,                                      \
         .additive_forward = pya_additive_forward_##isa,                                            \
         .additive_backward = pya_additive_backward_##isa,                                          \
-        .attention_forward = pya_attention_forward_##isa,                                          \
-        .attention_backward = pya_attention_backward_##isa,                                        \
+        .attention_forward = pya_attention_forward_##attention,                                    \
+        .attention_backward = pya_attention_backward_##attention,                                  \
     }
 
 static const struct pya_kernels ops_f64 = OPS_TABLE(f64);
@@ -28,6 +30,11 @@ static const struct pya_kernels ops_f32[] = {
 #endif
 #ifdef PYA_HAVE_AVX512
     [PYA_OPS_ISA_AVX512] = OPS_TABLE(avx512),
+#endif
+#if defined(PYA_AMX_EMULATED)
+    [PYA_OPS_ISA_AMX] = OPS_TABLE_WITH(scalar, amx),
+#elif defined(PYA_HAVE_AMX)
+    [PYA_OPS_ISA_AMX] = OPS_TABLE_WITH(avx512, amx),
 #endif
 };
 

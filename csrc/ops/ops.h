@@ -24,6 +24,7 @@ typedef enum pya_ops_isa {
     PYA_OPS_ISA_SCALAR = 0,
     PYA_OPS_ISA_AVX2 = 1,
     PYA_OPS_ISA_AVX512 = 2,
+    PYA_OPS_ISA_AMX = 3, /* scaled attention only; else AVX-512 */
 } pya_ops_isa;
 
 typedef enum pya_ops_dtype {

@@ -195,3 +195,33 @@ static inline vr
 i_to_v(vi a) {
     return _mm512_cvtepi32_ps(a);
 }
+static inline vi
+i_and(vi a, vi b) {
+    return _mm512_and_si512(a, b);
+}
+static inline vi
+i_or(vi a, vi b) {
+    return _mm512_or_si512(a, b);
+}
+/* the larger one, unsigned */
+static inline vi
+i_max(vi a, vi b) {
+    return _mm512_max_epu32(a, b);
+}
+static inline unsigned
+i_hmax(vi a) {
+    return _mm512_reduce_max_epu32(a);
+}
+static inline void
+i_st(uint32_t *p, vi a) {
+    _mm512_storeu_si512(p, a);
+}
+/* the bits of a, and back */
+static inline vi
+v_bits(vr a) {
+    return _mm512_castps_si512(a);
+}
+static inline vr
+i_real(vi a) {
+    return _mm512_castsi512_ps(a);
+}

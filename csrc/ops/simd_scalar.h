@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef PYA_REAL_F64
 typedef double real;
@@ -180,6 +181,42 @@ static inline vr
 i_to_v(vi a) {
     return (vr)a;
 }
+#ifndef PYA_REAL_F64
+static inline vi
+i_and(vi a, vi b) {
+    return a & b;
+}
+static inline vi
+i_or(vi a, vi b) {
+    return a | b;
+}
+/* the larger one, unsigned */
+static inline vi
+i_max(vi a, vi b) {
+    return a > b ? a : b;
+}
+static inline unsigned
+i_hmax(vi a) {
+    return a;
+}
+static inline void
+i_st(uint32_t *p, vi a) {
+    *p = a;
+}
+/* the bits of a, and back */
+static inline vi
+v_bits(vr a) {
+    vi bits;
+    memcpy(&bits, &a, sizeof bits);
+    return bits;
+}
+static inline vr
+i_real(vi a) {
+    vr x;
+    memcpy(&x, &a, sizeof x);
+    return x;
+}
+#endif
 
 #ifdef PYA_REAL_F64
 static inline vr

@@ -17,7 +17,7 @@ from pyalloc._core import op_call
 from pyalloc.errors import OpError
 
 LIBRARY = Path(__file__).parent.parent / "lib" / "libpyalloc_ops.so"
-ISA_NAMES = ("scalar", "avx2", "avx512")
+ISA_NAMES = ("scalar", "avx2", "avx512", "amx")
 
 # Numbered as pya_ops_status and pya_ops_dtype in csrc/ops/ops.h; ISA_NAMES as pya_ops_isa.
 _STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
@@ -195,7 +195,10 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def cpu_isa() -> str:
-    """The instruction set the CPU kernels use: scalar, avx2 or avx512."""
+    """The instruction set the CPU kernels use: scalar, avx2, avx512 or amx.
+
+    AMX serves large shapes of scaled_attention; everything else uses AVX-512 there.
+    """
     return ISA_NAMES[library().pya_ops_isa_current()]
 
 
@@ -203,7 +206,7 @@ def set_cpu_isa(name: str) -> None:
     """Makes the CPU kernels use a narrower instruction set than the machine has (measurements, tests).
 
     Args:
-        name: "scalar", "avx2" or "avx512"; for the whole process, from the next call on.
+        name: "scalar", "avx2", "avx512" or "amx"; for the whole process, from the next call on.
 
     Raises:
         OpError: it is none of these, or the machine or this build lacks it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,16 +30,59 @@ def available_isas() -> list[str]:
     return list(names[: _library.library().pya_ops_isa_best() + 1])
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+@contextlib.contextmanager
+def _selected(name: str) -> Iterator[str]:
     from pyalloc.ops import cpu_isa, set_cpu_isa
 
-    if request.param not in available_isas():
-        pytest.skip(f"this machine or build has no {request.param}")
+    if name not in available_isas():
+        pytest.skip(f"this machine or build has no {name}")
     before = cpu_isa()
-    set_cpu_isa(request.param)
-    yield request.param
+    set_cpu_isa(name)
+    yield name
     set_cpu_isa(before)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    with _selected(request.param) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def emulated_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CPU kernels with AMX's tiles in plain C, which serve every shape."""
+    out = tmp_path_factory.mktemp("emulated_tiles")
+    narrow = ("HAVE_AVX2=no", "HAVE_AVX512=no", "HAVE_AMX=emulated")
+    places = (f"OUT={out}", f"OBJ={out}/obj")
+    source = Path(__file__).parents[2] / "csrc" / "ops"
+    command = ["make", "-s", "-C", str(source), *places, *narrow, f"{out}/libpyalloc_ops.so"]
+    subprocess.run(command, check=True)
+    return out / "libpyalloc_ops.so"
+
+
+@pytest.fixture
+def in_emulated_tiles(emulated_tiles: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Calls go to that library."""
+    from pyalloc.ops import _library
+
+    def forget() -> None:
+        _library.library.cache_clear()
+        _library.address.cache_clear()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_library, "LIBRARY", emulated_tiles)
+        forget()
+        yield
+    forget()
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512", "amx", "emulated amx"])
+def attention_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Scaled attention has kernels of its own for AMX; those for large shapes only."""
+    if request.param == "emulated amx":
+        request.getfixturevalue("in_emulated_tiles")
+    with _selected(request.param.removeprefix("emulated ")) as name:
+        yield name
 
 
 @pytest.fixture(autouse=True)

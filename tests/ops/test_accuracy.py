@@ -94,7 +94,7 @@ def test_scale_in_many_dimensions_on_cuda(device):
 
 
 @pytest.mark.parametrize("kind", accuracy_attention.NAMES)
-def test_attention_lies_within_the_bar(kind, isa):
+def test_attention_lies_within_the_bar(kind, attention_isa):
     for seed in range(FIRST, FIRST + N_CASES // 2):
         p, missed = accuracy_attention.check(kind, seed)
         assert not missed, f"case {seed}: {p}: {missed}"

@@ -24,11 +24,12 @@ SHAPES = [
     (1, 1, 1, 1, 1, 1, 1, (1, 1)),
     (1, 1, 1, 129, 3, 256, 256, (129, 1)),
     (3, 6, 2, 5, 300, 8, 1, (300,)),
+    (1, 2, 1, 300, 333, 72, 52, (300, 333)),  # for AMX, in both directions
 ]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 300), (300,), (1, 1, 1, 1)], ids=str)
-def test_gradient_of_a_bias_that_all_queries_of_one_head_share(shape, isa):
+def test_gradient_of_a_bias_that_all_queries_of_one_head_share(shape, attention_isa):
     """More threads than heads, and one gradient that only one of them may add to."""
     tensors = (*(torch.randn(1, 1, n, 8) for n in (4096, 300, 300)), torch.randn(shape))
     before = torch.get_num_threads()
@@ -56,15 +57,16 @@ def test_gradient_of_a_bias_that_heads_share_has_one_order(shape):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_forward_and_gradients(shape, causal, isa):
+def test_forward_and_gradients(shape, causal, attention_isa):
     compare(problem(*shape), causal=causal)
 
 
-def test_blocks_of_queries_compute_together_what_they_do_alone(isa):
+def test_blocks_of_queries_compute_together_what_they_do_alone(attention_isa):
     """Those of a head pass over keys and values together where these are larger than a near cache."""
     q, k, v = problem(2, 4, 4, 200, 1100, 128, 128)
     out = kernel(q, k, v)
-    for alone, part in zip(q.split(64, 2), out.split(64, 2), strict=True):
+    parts = [64, 64, 72]
+    for alone, part in zip(q.split(parts, 2), out.split(parts, 2), strict=True):
         assert torch.equal(kernel(alone, k, v), part)
     causal = kernel(q, k, v, causal=True)
     assert torch.equal(kernel(q[:, :, :64], k, v, causal=True), causal[:, :, :64])
@@ -73,7 +75,7 @@ def test_blocks_of_queries_compute_together_what_they_do_alone(isa):
 
 
 @pytest.mark.parametrize("n_threads", [1, 4])
-def test_keys_that_no_query_sees_have_no_gradient(n_threads, isa):
+def test_keys_that_no_query_sees_have_no_gradient(n_threads, attention_isa):
     """Few queries, so that each block of keys is written once it is computed, or without."""
     q, k, v = problem(1, 1, 1, 40, 1300, 64, 64)
     before = torch.get_num_threads()
@@ -87,19 +89,19 @@ def test_keys_that_no_query_sees_have_no_gradient(n_threads, isa):
         assert grad[:, :, :40].any() and not grad[:, :, 40:].any()
 
 
-def test_long_sums_keep_their_digits(isa):
+def test_long_sums_keep_their_digits(attention_isa):
     """Once, 1600 keys were summed one after another: 1.05e-6, compared with torch's 4e-7."""
     compare(problem(1, 1, 1, 64, 1587, 72, 72))
     compare(problem(1, 1, 1, 1587, 64, 72, 72))
 
 
-def test_many_blocks_of_keys_keep_their_digits(isa):
+def test_many_blocks_of_keys_keep_their_digits(attention_isa):
     """Once, each key multiplied the earlier sums by 1 + 1.2e-7: 7e-6 after 16000 keys, compared with torch's 4e-7."""
     compare(problem(1, 1, 1, 16, 16000, 8, 8))
 
 
 @pytest.mark.parametrize("number", [-1e4, -1e6, -1e9, -1e30, 1e9])
-def test_rows_whose_bias_is_one_large_number(number, isa):
+def test_rows_whose_bias_is_one_large_number(number, attention_isa):
     """Their sum had no digits left: each gradient came out multiplied by the number of keys."""
     bias = torch.zeros(1, 2, 70, 90)
     bias[..., ::3, :] = number
@@ -107,7 +109,7 @@ def test_rows_whose_bias_is_one_large_number(number, isa):
 
 
 @pytest.mark.parametrize("mask_shape", [(2, 1, 1, 90), (1, 1, 70, 90), (2, 2, 70, 90), (70, 1)])
-def test_masks_and_wholly_masked_rows(mask_shape, isa):
+def test_masks_and_wholly_masked_rows(mask_shape, attention_isa):
     mask = torch.rand(mask_shape) > 0.5
     mask[..., :1, :] = False
     tensors = problem(2, 2, 2, 70, 90, 20, 20, (1, 2, 70, 90))
@@ -116,7 +118,7 @@ def test_masks_and_wholly_masked_rows(mask_shape, isa):
     assert not torch.isnan(out).any() and not out[:, :, 0].any()
 
 
-def test_infinite_bias_hides_keys(isa):
+def test_infinite_bias_hides_keys(attention_isa):
     q, k, v = problem(1, 2, 2, 30, 40, 16, 16)
     bias = torch.zeros(30, 40)
     bias[3] = -torch.inf
@@ -124,7 +126,7 @@ def test_infinite_bias_hides_keys(isa):
     compare([q, k, v, bias])
 
 
-def test_a_bias_hides_the_same_in_the_plain_formula(isa):
+def test_a_bias_hides_the_same_in_the_plain_formula(attention_isa):
     """The kernels keep scores in units of log 2."""
     q, k, v = problem(1, 1, 1, 20, 20, 8, 8)
     for size in (-6e36, -8e36, -2e37):
@@ -136,12 +138,39 @@ def test_a_bias_hides_the_same_in_the_plain_formula(isa):
 
 @pytest.mark.parametrize("n_q", [1, 20])
 @pytest.mark.parametrize("which", range(3))
-def test_nan_stays(which, n_q, isa):
+def test_nan_stays(which, n_q, attention_isa):
     """Once, exp2 of AVX2 made 0 of one, and the query's result zeros."""
     tensors = problem(1, 4, 2, n_q, 50, 3, 5)
     tensors[which][0, 0, -1, 0] = torch.nan
     right = eager(*tensors).isnan()
     assert right.any() and torch.equal(kernel(*tensors).isnan(), right)
+
+
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan, 1e30, 1e12, 1e-9])
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("attention_isa", ["amx", "emulated amx"], indirect=True)
+def test_numbers_that_tiles_cannot_take(which, number, attention_isa, request):
+    """Infinite ones have no parts, and those of tiny ones are denormal: the kernel without tiles computes them."""
+    q, k, v, bias = problem(1, 2, 1, 260, 270, 64, 64, (270,))
+    grad = torch.randn(1, 2, 260, 64)
+    changed = (q, k, v, grad)[which]
+    if number == 1e-9:
+        changed.mul_(number if which < 3 else 1e-25)
+    else:
+        changed[0, 0, 200, 5] = (
+            number  # not among the first keys, whose gradients are there by then
+        )
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # more would find it before there is any gradient of the bias
+    try:
+        found = results(kernel, (q, k, v, bias), grad)
+        set_cpu_isa("scalar" if "emulated" in request.node.name else "avx512")
+        expected = results(kernel, (q, k, v, bias), grad)
+    finally:
+        torch.set_num_threads(before)
+    for mine, right in zip(found, expected, strict=True):
+        size = float(right.nan_to_num(0, 0, 0).abs().max())
+        torch.testing.assert_close(mine, right, rtol=0, atol=1e-6 * size, equal_nan=True)
 
 
 @settings(max_examples=40)
@@ -164,7 +193,7 @@ def test_any_shape_agrees_with_double_precision(n_b, heads, n_q, n_k, dim, dim_v
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 40), (40, 1)])
-def test_bias_gradient_where_a_length_is_one(n_q, n_k, isa):
+def test_bias_gradient_where_a_length_is_one(n_q, n_k, attention_isa):
     """Once, it was added to memory that nobody had cleared."""
     torch.empty(n_q * n_k).fill_(1e30)
     tensors = [x.requires_grad_() for x in problem(1, 1, 1, n_q, n_k, 4, 4, (1, 1, n_q, n_k))]
@@ -196,7 +225,7 @@ def kept(n_b, n_h, n_q, n_k):
     return kernel(q, k, torch.eye(n_k).expand(n_b, n_h, n_k, n_k), dropout=0.4) > 0
 
 
-def test_dropout_draws_for_each_head_query_and_key(isa):
+def test_dropout_draws_for_each_head_query_and_key(attention_isa):
     torch.manual_seed(4)
     found = kept(2, 3, 70, 150)
     for others in ((2, 3), (0, 1, 3), (0, 1, 2)):  # the share of each head, query, key

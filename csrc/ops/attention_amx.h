@@ -1,0 +1,69 @@
+#pragma once
+/* Shared by scaled attention's forward and backward with AMX.  Blocks, layout and softmax are those of attention_tile.h; what
+ * differs is that each factor of a product is split first (amx_product.h), so keys and values are split once for as many
+ * blocks of queries as possible.
+ *
+ * Parts of very small numbers would be denormal, which AMX reads as zero, and infinite numbers cannot be split.  So all inputs
+ * must lie in a range; if one does not, the whole call is computed anew without AMX.  Floor 3. */
+#include "amx_product.h"
+#include "attention_drop.h"
+
+/* Bits of floats; a whole block of zeros is fine as well.  Products of three inputs and sums of 2^14 of them are then still
+ * finite, and their parts normal. */
+enum {
+    AMX_LARGEST = (127 + 38) << 23,
+    AMX_LEAST = (127 - 24) << 23,
+    AMX_LEAST_GRADIENT = (127 - 60) << 23,
+};
+
+static inline bool
+att_splits(unsigned largest, unsigned least) {
+    return largest == 0 || (largest >= least && largest < AMX_LARGEST);
+}
+
+/* Where splitting pays, by 130 shapes of 16 to 1024 queries and keys and heads of 16 to 256, measured against the AVX-512
+ * kernels on a Granite Rapids.  Smaller heads and fewer scores are faster there, as is the backward of heads over 128. */
+enum {
+    AMX_LEAST_DIM = 48,
+    AMX_LEAST_LENGTH = 64,
+    AMX_LEAST_SCORES = 24000, /* of a head */
+    AMX_BACKWARD_LEAST_SCORES = 65536,
+    AMX_BACKWARD_MOST_DIM = 128,
+};
+
+static inline bool
+att_amx_pays(const struct pya_ops_attention *a, int64_t least_scores) {
+#ifdef AMX_IS_EMULATED
+    (void)a;
+    (void)least_scores;
+    return true;
+#else
+    return a->dim >= AMX_LEAST_DIM && a->dim_v >= AMX_LEAST_DIM && a->n_q >= AMX_LEAST_LENGTH &&
+           a->n_k >= AMX_LEAST_LENGTH && a->n_q * a->n_k >= least_scores;
+#endif
+}
+
+static inline bool
+att_amx_pays_backward(const struct pya_ops_attention *a) {
+#ifdef AMX_IS_EMULATED
+    (void)a;
+    return true;
+#else
+    return a->dim <= AMX_BACKWARD_MOST_DIM && a->dim_v <= AMX_BACKWARD_MOST_DIM &&
+           att_amx_pays(a, AMX_BACKWARD_LEAST_SCORES);
+#endif
+}
+
+static inline uint32_t *
+amx_take(struct pya_scratch *s, ptrdiff_t n, ptrdiff_t depth) {
+    return (uint32_t *)(void *)scratch_take(s, amx_words(n, depth));
+}
+
+/* The transposed rows as a left factor: sums then run over the rows.  room: [d][ATT_AMX_ROOM]. */
+enum { AMX_K = 128, ATT_AMX_ROOM = AMX_K + 16 };
+static inline unsigned
+att_pack_columns(
+    uint32_t *dst, real *room, const real *rows, ptrdiff_t row, ptrdiff_t n, ptrdiff_t d) {
+    pack_transpose(room, ATT_AMX_ROOM, rows, row, n, d, n);
+    return amx_pack_rows(dst, room, ATT_AMX_ROOM, d, n);
+}
