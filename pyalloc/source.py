@@ -228,8 +228,10 @@ def inside(frames: tuple[Frame, ...]) -> Place | None:
 
 
 def optimizer(frames: tuple[Frame, ...]) -> str:
-    """The optimizer whose code is in the stack ("Adam"), or ""."""
+    """The optimizer whose code requested this ("Adam"), or "".  What a closure requests in its step is not its own."""
     for _, file, _ in frames:
+        if not is_foreign(file):
+            return ""
         match = _OPTIMIZER.search(file)
         if match and match.group(1) not in _NO_OPTIMIZER:
             return _SPELLED.get(match.group(1), match.group(1).capitalize())

@@ -13,7 +13,7 @@ import pytest
 from dry_support import python_for
 
 from instrument.conftest import Record
-from instrument.tools import ALLOCATORS, MIB, pyalloc
+from instrument.tools import ALLOCATORS, MIB, kinds, pyalloc
 from pyalloc import automarks, trace
 
 pytestmark = pytest.mark.torch
@@ -242,8 +242,40 @@ def test_what_an_exception_ends_is_no_phase_for_ever(record: Record) -> None:
     """)  # fmt: skip
     found = [(phase.name, phase.depth) for phase in trace.analyse(path).phases]
     whole = [("forward", 0), ("backward", 0), ("optimizer", 0)]
-    closure = [("optimizer", 0), ("forward", 1)]
+    closure = [("optimizer", 0), ("forward", 0), ("optimizer", 0)]
     assert found == [*whole, *whole, *whole, whole[0], *whole, *closure, whole[0], whole[0]]
+
+
+@ALLOCATORS
+@pytest.mark.parametrize("call", ["step(closure)", "step(closure=closure)"])
+def test_what_a_closure_does_is_none_of_the_optimizers(
+    record: Record, allocator: str, call: str
+) -> None:
+    """Lightning runs each training step, forward and backward, as the closure of the optimizer's step()."""
+    path = record(
+        f"""
+        import torch
+        from torch.nn.functional import cross_entropy
+        model = torch.nn.Linear(64, 8192).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        def closure():
+            optimizer.zero_grad()
+            loss = cross_entropy(model(torch.ones(512, 64, device="cuda")), torch.zeros(512, device="cuda").long())
+            loss.backward()
+            return loss
+        for _ in range(4):
+            optimizer.{call}
+        """,
+        "--allocator",
+        allocator,
+    )
+    found = trace.analyse(path)
+    inner = ["optimizer", "forward", "backward", "optimizer"]
+    assert [phase.name for phase in found.phases] == 4 * inner
+    assert {phase.depth for phase in found.phases} == {0}
+    held = {row.name: row.bytes >> 20 for row in found.by_category(found.peak.blocks)}
+    assert held["activations"] == 16 and held["optimizer state"] == 4
+    assert found.totals["peak_phase"] == "backward" and "logits" in kinds(path)
 
 
 def test_modules_and_optimizers_of_any_kind_are_nobodys_error(record: Record) -> None:

@@ -111,6 +111,8 @@ def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() ->
 def test_optimizers_are_named_as_their_classes(file: str, name: str) -> None:
     frames = (("step", f"{LIBRARIES}/torch/optim/{file}.py", 1), ("main", "/home/me/x.py", 2))
     assert source.optimizer(frames) == name
+    closure = ("closure", "/home/me/x.py", 1)
+    assert source.optimizer((closure, *frames)) == ""  # which computes the loss in the step
 
 
 def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
