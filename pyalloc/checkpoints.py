@@ -18,6 +18,7 @@ from pyalloc.units import size
 T = TypeVar("T")
 _SHARE = 0.15  # of the peak: smaller savings do not justify recomputation
 _CLEARLY = 1.25
+_KINDS = 3  # of layers that are named
 _SWITCHES = {  # libraries' own switches for checkpointing all layers
     "transformers": "model.gradient_checkpointing_enable()",
     "diffusers": "model.enable_gradient_checkpointing()",
@@ -40,9 +41,17 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
         and not 0 <= b.step < step - 1  # an old step's: something else keeps them
         and b.stack not in done
     ]
-    found = list(_of_families(held, peak.allocated_bytes * _SHARE, analysis))
+    of_switches = _by_switch(held, analysis)
+    own = of_switches.pop("", [])
+    found = list(_of_families(own, peak.allocated_bytes * _SHARE, analysis))
     yield from _outermost_that_help(found)
     taken = {block for _, blocks in found for block in blocks}
+    for switch, blocks in of_switches.items():
+        levels = list(_of_switch(switch, blocks, analysis))
+        best = max(map(_saved, levels), default=0)
+        # Libraries checkpoint the layers within layers, unless that saves clearly less.
+        yield from [each for each in levels if _CLEARLY * _saved(each) >= best][-1:]
+        taken.update(blocks if levels else ())
     held = [block for block in held if block not in taken]
     functions: dict[str, list[Block]] = {}
     for block in held:
@@ -55,6 +64,66 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
             yield from _of_sequence("*", [[block] for block in of_sequence], analysis)
         elif len(blocks) >= 4:
             yield from _of_function(name, blocks, held, analysis)
+
+
+def _by_switch(held: list[Block], analysis: Analysis) -> dict[str, list[Block]]:
+    """What numbered modules hold, by the switch of the library whose model it is; "" for all other blocks."""
+    found: dict[str, list[Block]] = {}
+    known: dict[int, str] = {}
+    for block in held:
+        if block.stack not in known:
+            known[block.stack] = _switch(analysis.frames(block.stack))
+        is_of_layer = any(_numbered(block.module))
+        found.setdefault(known[block.stack] if is_of_layer else "", []).append(block)
+    return found
+
+
+def _of_switch(switch: str, held: list[Block], analysis: Analysis) -> Iterator[Advice]:
+    """Advice for a library's model, whose switch is for all of its layers; for layers within layers, outermost first.
+
+    A layer is a numbered module with modules inside.
+    """
+    numbered = {block: list(_numbered(block.module)) for block in held}
+    layers = {
+        family
+        for block, around in numbered.items()
+        for family, _ in around
+        if _depth(block.module) > family.count(".")
+    }
+    layers_of = {
+        block: [each for each in around if each[0] in layers] for block, around in numbered.items()
+    }
+    for level in range(max(map(len, layers_of.values()))):
+        members: dict[tuple[str, str], list[Block]] = {}
+        # What layers make outside of those within them is the input of these, which stays.
+        outer: set[tuple[str, str]] = set()
+        for block, around in layers_of.items():
+            if around:
+                at = min(level, len(around) - 1)
+                members.setdefault(around[at], []).append(block)
+                outer.update(around[:at])
+        members = {layer: blocks for layer, blocks in members.items() if layer not in outer}
+        if len(members) > 1:
+            yield from _of_layers(_kinds(members), list(members.values()), analysis, switch)
+
+
+def _kinds(members: dict[tuple[str, str], list[Block]]) -> str:
+    """Names of the families that hold most: `up_blocks.*, down_blocks.*, mid_block.resnets.0 and 2 more`."""
+    layers: dict[str, list[str]] = {}
+    sizes: Counter[str] = Counter()
+    for (family, layer), blocks in members.items():
+        layers.setdefault(family, []).append(layer)
+        sizes[family] += sum(block.bytes for block in blocks)
+    names = [_family(family, layers[family]) for family, _ in sizes.most_common()]
+    rest = f" and {len(names) - _KINDS} more" * (len(names) > _KINDS)
+    return ", ".join(names[:_KINDS]) + rest
+
+
+def _family(family: str, layers: Sequence[str]) -> str:
+    if len(layers) == 1:
+        return layers[0]
+    parents = {layer.rpartition(".")[0] for layer in layers}
+    return f"{parents.pop()}.*".lstrip(".") if len(parents) == 1 else family
 
 
 def _of_families(
@@ -72,11 +141,10 @@ def _of_families(
             continue
         inner = family.count(".")
         has_inner = any(_depth(block.module) > inner for block in blocks)
-        parents = {layer.rpartition(".")[0] for layer in members}
-        name = f"{parents.pop()}.*".lstrip(".") if len(parents) == 1 else family
+        name = _family(family, list(members))
         if has_inner:
             yield next(_of_layers(name, list(members.values()), analysis), None), blocks
-        elif len(members) >= 4 and not parents:  # the modules of one sequence
+        elif len(members) >= 4 and len({layer.rpartition(".")[0] for layer in members}) == 1:
             yield next(_of_sequence(name, list(members.values()), analysis), None), blocks
 
 
@@ -107,12 +175,16 @@ def _saved(made: Advice) -> int:
     return made.saved_bytes or 0
 
 
-def _of_layers(family: str, members: list[list[Block]], analysis: Analysis) -> Iterator[Advice]:
+def _of_layers(
+    family: str,
+    members: list[list[Block]],
+    analysis: Analysis,
+    how: str = "torch.utils.checkpoint around each",
+) -> Iterator[Advice]:
     sizes = [sum(block.bytes for block in blocks) for blocks in members]
     dropped, saved = _made_again(members, analysis)
     saved = _worth(saved, dropped, analysis)
     if saved:
-        how = _checkpointing(analysis, members[0], "each")
         yield Advice(
             "checkpoint",
             f"Activations in {_modules(family, len(members))} hold {size(sum(sizes))} at the peak, "
@@ -233,13 +305,34 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
     in_order = [sorted(blocks, key=lambda b: b.alloc_event) for blocks in members]
     calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
     calls.sort(key=lambda blocks: blocks[-1].alloc_event)
-    sizes = [sum(block.bytes for block in blocks) for blocks in calls]
-    # A module makes its output last; the last module's may already be gone.
-    results = [blocks[-1].bytes for blocks in calls]
-    results[-1] = min(results[-2:])
-    again = max(a - b for a, b in zip(sizes, results, strict=True))
-    dropped = _until_made_again([blocks[:-1] for blocks in calls])
-    return dropped, sum(sizes) - sum(results) - again
+    # A module makes its output last.
+    insides = [blocks[:-1] for blocks in calls]
+    dropped = [*_until_made_again(insides), *_until_reached(calls[-1], analysis)]
+    saved = sum(block.bytes for block in dropped)
+    if all(block.free_event is None for blocks in insides for block in blocks):
+        # Memory ran out before backward: the largest one would have been made again.
+        sizes = [sum(block.bytes for block in blocks) for blocks in insides]
+        saved = min(saved, sum(sizes) - max(sizes))
+    return dropped, saved
+
+
+def _until_reached(last: list[Block], analysis: Analysis) -> list[Block]:
+    """What the last module does not keep until backward has done with everything made after it, such as the logits.
+
+    Nothing if there was no more at the peak: then backward makes it again at once.
+    """
+    inside, made = last[:-1], last[-1].alloc_event
+    begun = min((b.free_event for b in inside if b.free_event is not None), default=0)
+    later = (
+        block.free_event
+        for block in analysis.peak.blocks
+        if block.alloc_event > made
+        and block.free_event is not None
+        and block.free_event < begun
+        and analysis.category(block) == "activations"
+    )
+    reached = max(later, default=None)
+    return [] if reached is None else [b._replace(free_event=reached) for b in inside]
 
 
 def _until_made_again(parts: Sequence[Sequence[Block]]) -> list[Block]:
@@ -253,11 +346,16 @@ def _until_made_again(parts: Sequence[Sequence[Block]]) -> list[Block]:
     return dropped
 
 
-def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:
+def _checkpointing(analysis: Analysis, blocks: list[Block]) -> str:
     """How to checkpoint: by the library's own switch, if the model is a library's."""
-    for block in blocks:
-        for _, file, _ in analysis.frames(block.stack):
-            for library, switch in _SWITCHES.items():
-                if f"-packages/{library}/models/" in file:
-                    return switch
-    return f"torch.utils.checkpoint around {what}"
+    switches = (_switch(analysis.frames(block.stack)) for block in blocks)
+    return next(filter(None, switches), "torch.utils.checkpoint around it")
+
+
+def _switch(frames: tuple[source.Frame, ...]) -> str:
+    """The switch of the library whose model requested this; "" if it is no library's."""
+    for _, file, _ in frames:
+        for library, switch in _SWITCHES.items():
+            if f"-packages/{library}/models/" in file:
+                return switch
+    return ""

@@ -19,6 +19,7 @@ _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # optimizers that have fused=True 
 # Temporaries of one parameter's size, at most, where a step goes through them one by one.
 _AT_ONCE = 4
 _PARTS = 8  # of the rows of a loss
+_HOOK = 4  # innermost frames among which a hook's is looked for
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
@@ -74,19 +75,35 @@ def _is_of_classes(stack: int, analysis: Analysis) -> bool:
     )
 
 
+def _is_unpacked(block: Block, analysis: Analysis) -> bool:
+    """Has a hook of autograd brought it back to the device: save_on_cpu()'s, or one of the same name?"""
+    names = (name for name, _, _ in analysis.frames(block.stack)[:_HOOK])
+    return block.phase == "backward" and any(name.startswith("unpack") for name in names)
+
+
 def _logits(analysis: Analysis) -> Iterator[Advice]:
     """What cross_entropy() and log_softmax() make is as large as its logits, and so are the gradients of both."""
     peak = analysis.peak
+    # What hooks have brought back from the host was made before, in the same step.
+    returned = {block.bytes for block in peak.blocks if _is_unpacked(block, analysis)}
+    before = [block for block in analysis.spans if block.bytes in returned]
     # In backward a checkpoint makes those of one part again.
-    stacks = {block.stack for block in peak.blocks if block.phase != "backward"}
+    forward = [block for block in (*peak.blocks, *before) if block.phase != "backward"]
+    stacks = {block.stack for block in forward}
     of_losses = {stack for stack in stacks if stack and _is_of_classes(stack, analysis)}
-    made = [b for b in peak.blocks if b.stack in of_losses and b.phase != "backward"]
+    made = [block for block in forward if block.stack in of_losses]
     most = max(made, key=lambda block: block.bytes, default=None)
     if most is None or not _is_worth(most.bytes, analysis):
         return
     # In half precision they may be there as well.
     alike = (most.bytes, most.bytes // 2)
-    found = [b for b in peak.blocks if b.bytes in alike and analysis.category(b) not in HOLDERS]
+    found = [
+        block
+        for block in peak.blocks
+        if block.bytes in alike
+        and block.phase != "inference"  # an evaluation's, kept
+        and analysis.category(block) not in HOLDERS
+    ]
     held = sum(block.bytes for block in found)
     part = most.bytes * len(found) // _PARTS
     saved = min(falls_by(found, analysis, TRAINING), held - part)

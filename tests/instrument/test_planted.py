@@ -8,7 +8,7 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds, pyalloc
-from pyalloc import leaks, trace
+from pyalloc import leaks, trace, units
 from pyalloc.advice import advise
 from pyalloc.analysis import in_all_layers, layers_of
 
@@ -524,6 +524,121 @@ def test_a_librarys_model_is_told_by_its_layers(plan: Plan, phase: str) -> None:
     assert rows == [("encoder.layer.*.output.0", 120), ("encoder.layer.*.attention", 80)]
     (line, _) = analysis.by_line(analysis.peak.blocks)
     assert line.name == "me/model.py:7 main > bert/modeling_bert.py:30 Layer.forward"
+
+
+def _layers_of_a_library(
+    plan: Plan, layers: Sequence[str], library: str, sizes: tuple[int, int] = (20, 30)
+) -> None:
+    """Each layer keeps so many MiB of its inside and its output."""
+    file = f"/venv/lib/python3.11/site-packages/{library}/models/unet.py"
+    texts = [plan.writer.string(text) for text in ("Layer.forward", file)]
+    stacks = [plan.writer.stack(plan.stack(7, "main"), *texts, line) for line in (20, 30)]
+    for i, layer in enumerate(layers):
+        for j, part in enumerate(("in", "out")):
+            plan.event("phase_begin", f"module:{layer}.{part}")
+            address = (2 * i + j + 1) << 30
+            plan.event("alloc", addr=address, bytes=sizes[j] * MIB, stack=stacks[j])
+            plan.event("phase_end", f"module:{layer}.{part}")
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes", "named"),
+    [
+        (["down.0", "down.1", "up.0", "up.1"], (20, 30), "down.*, up.*"),
+        # Around up.0 as a whole it would be made again as a whole.
+        (
+            ["down.0.net.0", *(f"up.0.net.{i}" for i in range(6))],
+            (20, 30),
+            "up.0.net.*, down.0.net.0",
+        ),
+        (["a.0", "a.1", "a.2", "b.0", "c.0", "d.0", "e.0"], (20, 30), "a.*, b.0, c.0 and 2 more"),
+        # Layers within layers, because they save about as much.
+        ([f"a.{i // 4}.b.{i % 4}" for i in range(24)], (40, 1), "a.*.b.*"),
+    ],
+)
+def test_a_librarys_switch_is_for_all_layers_of_the_model(
+    plan: Plan, layers: list[str], sizes: tuple[int, int], named: str
+) -> None:
+    plan.event("phase_begin", "forward")
+    _layers_of_a_library(plan, layers, "diffusers", sizes)
+    plan.event("phase_end", "forward")
+    n, each = len(layers), sum(sizes)
+    items = [item for item in advise(trace.analyse(plan.done())) if item.kind == "checkpoint"]
+    assert [item.saved_bytes for item in items] == [(n - 1) * sizes[0] * MIB]
+    assert items[0].text.startswith(
+        f"Activations in the {n} modules {named} hold {units.size(n * each * MIB)} at the peak, at most {each}.0 MiB "
+        "in one of them. model.enable_gradient_checkpointing() would"
+    )
+
+
+@pytest.mark.parametrize(("later", "spared"), [(60, 4), (0, 3)])
+def test_the_last_layer_is_not_made_again_while_the_logits_are_there(
+    plan: Plan, later: int, spared: int
+) -> None:
+    """Only when backward has done with what was made after it, which may be most of the peak."""
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    _layers_of_a_library(plan, [f"layers.{i}" for i in range(4)], "transformers")
+    if later:
+        plan.event("alloc", addr=64 << 30, bytes=later * MIB, stack=plan.stack(8))
+    plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=65 << 30, bytes=later * MIB or MIB)
+    if later:
+        plan.event("free_requested", addr=64 << 30)
+    plan.event("free_requested", addr=65 << 30)
+    for address in range(8, 0, -1):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    assert kinds(plan.done())["checkpoint"].saved_bytes == spared * 20 * MIB
+
+
+FUNCTIONAL = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
+GRAPH = "/venv/lib/python3.11/site-packages/torch/autograd/graph.py"
+
+
+@pytest.mark.parametrize(("unpacks", "expected"), [("unpack_from_cpu", True), ("other", False)])
+def test_logits_that_were_on_the_host_are_told(plan: Plan, unpacks: str, expected: bool) -> None:
+    """Under save_on_cpu(), the peak has only what backward brings back, and its gradients."""
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=1 << 30, bytes=100 * MIB, stack=plan.stack(7))
+    plan.event("phase_end", "forward")
+    log_softmax = plan.stack(3000, "cross_entropy", FUNCTIONAL)
+    plan.event("alloc", addr=2 << 30, bytes=100 * MIB, stack=log_softmax)
+    plan.event("free_requested", addr=2 << 30)
+    plan.event("free_requested", addr=1 << 30)
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=3 << 30, bytes=100 * MIB)
+    plan.event("alloc", addr=4 << 30, bytes=100 * MIB, stack=plan.stack(425, unpacks, GRAPH))
+    plan.event("alloc", addr=5 << 30, bytes=100 * MIB)
+    for address in (3, 4, 5):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    found = kinds(plan.done()).get("logits")
+    assert (found is not None) == expected
+    if found is not None:
+        assert found.text.startswith(
+            "3 tensors of 100.0 MiB or half that hold 300.0 MiB at the peak: the logits of nn/functional.py:3000 "
+            "cross_entropy, their log-softmax, and the gradients of both."
+        )
+        assert found.saved_bytes == 300 * MIB * 7 // 8  # all but one of eight parts
+
+
+def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> None:
+    loss = plan.stack(3000, "cross_entropy", FUNCTIONAL)
+    for i in range(4):
+        plan.event("phase_begin", "inference")
+        plan.event("alloc", addr=(10 + i) << 30, bytes=100 * MIB, stack=plan.stack(9))
+        plan.event("phase_end", "inference")
+    plan.event("alloc", addr=2 << 30, bytes=100 * MIB, stack=loss)
+    plan.event("phase_begin", "backward")
+    for address in (3, 4):
+        plan.event("alloc", addr=address << 30, bytes=100 * MIB)
+    for address in (2, 3, 4):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    assert kinds(plan.done())["logits"].text.startswith("3 tensors of 100.0 MiB or half that hold")
 
 
 @pytest.mark.parametrize(
