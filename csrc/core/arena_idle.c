@@ -149,7 +149,7 @@ void
 pya_card_note_wait(struct pya_card *card) {
     struct pya_arena *arena = card->common;
     if (pya_fences_foreign(card) != NULL) {
-        return; /* it may belong to another device */
+        card_bury_foreign(card);
     }
     pya_card_unpark(card);
     for (; arena != NULL; arena = arena->next_common) {

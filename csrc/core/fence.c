@@ -52,15 +52,21 @@ other_may_capture(struct pya_card *other, bool insists) {
     return is_capturing;
 }
 
+/* The card of a foreign stream's device; NULL: it could not be opened, when the stream was noted or since. */
+static struct pya_card *
+fence_card(const struct pya_card *card, const struct pya_fence *fence) {
+    const bool may_be_open = fence->device >= 0 && fence->device < PYA_MAX_DEVICES;
+    return may_be_open ? pya_cards_get(card->cards, fence->device) : NULL;
+}
+
 static pya_status
 fence_sync_other(const struct pya_card *card, const struct pya_fence *fence, bool insists) {
     if (!fence->is_foreign || fence->device == card->index) {
         return PYA_OK;
     }
-    const bool may_be_open = fence->device >= 0 && fence->device < PYA_MAX_DEVICES;
-    struct pya_card *other = may_be_open ? pya_cards_get(card->cards, fence->device) : NULL;
+    struct pya_card *other = fence_card(card, fence);
     if (other == NULL) {
-        return PYA_E_BUSY; /* its device could not be opened, then or since */
+        return PYA_E_BUSY;
     }
     return other_may_capture(other, insists) ? PYA_E_CAPTURE : pya_device_sync(other->dev);
 }
@@ -71,13 +77,29 @@ pya_fence_sync(struct pya_card *card, const struct pya_fence *fence, bool insist
     return st == PYA_OK ? pya_device_sync(card->dev) : st;
 }
 
-/* Waits for the card's device and those of all foreign streams. */
+/* May the stream be one of another device, which a wait for the card's own does not cover? */
+static bool
+fence_may_be_abroad(const struct pya_card *card, const struct pya_fence *fence) {
+    return !fence->is_gone && !fence->is_leaving &&
+           (fence->is_foreign ? fence->device != card->index : fence->is_recorded);
+}
+
+/* A destroyed stream, of which nothing tells any more, belonged to the card's device as far as is known. */
 static pya_status
-fences_sync(struct pya_card *card) {
+fence_sync_stream(struct pya_device *dev, pya_stream stream) {
+    pya_status st = pya_device_stream_sync(dev, stream);
+    return st == PYA_E_STREAM || st == PYA_E_DEVICE ? PYA_OK : st;
+}
+
+pya_status
+pya_fences_sync(struct pya_card *card, bool insists) {
     pya_status st = PYA_OK;
-    for (struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
+    for (const struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
          fence = fence->next) {
-        st = fence->is_gone ? PYA_OK : fence_sync_other(card, fence, false);
+        if (fence_may_be_abroad(card, fence)) {
+            st = fence->is_foreign ? fence_sync_other(card, fence, insists)
+                                   : fence_sync_stream(card->dev, fence->stream);
+        }
     }
     return st == PYA_OK ? pya_device_sync(card->dev) : st;
 }
@@ -200,9 +222,9 @@ pya_fences_are_capturing(struct pya_card *card) {
     return fence != NULL || fences_are_warned(card);
 }
 
-/* Waits for the device.  The lock is released meanwhile. */
+/* Waits for the card's device.  The lock is released meanwhile. */
 static pya_status
-fences_wait(struct pya_card *card) {
+card_wait(struct pya_card *card) {
     if (pya_fences_are_capturing(card)) {
         return PYA_E_CAPTURE;
     }
@@ -216,6 +238,38 @@ fences_wait(struct pya_card *card) {
         pya_lock_release(&card->gate);
     }
     return st;
+}
+
+/* Waits for a stream that may be one of another device.  The lock is released meanwhile; then another card's lock may
+ * be waited for too. */
+static pya_status
+fence_wait_abroad(struct pya_card *card, const struct pya_fence *fence) {
+    struct pya_card *other = fence->is_foreign ? fence_card(card, fence) : NULL;
+    if (fence->is_foreign && other == NULL) {
+        return PYA_E_BUSY;
+    }
+    pya_lock_release(&card->lock);
+    pya_status st;
+    if (other == NULL) {
+        st = fence_sync_stream(card->dev, fence->stream);
+    } else {
+        pya_lock_acquire(&other->lock);
+        st = card_wait(other);
+        pya_lock_release(&other->lock);
+    }
+    pya_lock_acquire(&card->lock);
+    return st;
+}
+
+/* Waits for the device and for known streams of others.  The lock is released meanwhile. */
+static pya_status
+fences_wait(struct pya_card *card) {
+    pya_status st = pya_fences_are_capturing(card) ? PYA_E_CAPTURE : PYA_OK;
+    for (const struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
+         fence = fence->next) {
+        st = fence_may_be_abroad(card, fence) ? fence_wait_abroad(card, fence) : PYA_OK;
+    }
+    return st == PYA_OK ? card_wait(card) : st;
 }
 
 pya_status
@@ -319,7 +373,7 @@ fences_bury(struct pya_card *card) {
         fence->n_failed += fence->is_leaving;
         is_due = is_due || (fence->is_leaving && pya_fence_is_due(fence->n_failed));
     }
-    bool is_done = is_due && fences_sync(card) == PYA_OK;
+    bool is_done = is_due && pya_fences_sync(card, false) == PYA_OK;
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         if (fence->is_leaving && is_done) {
             pya_fence_bury(card, fence);
@@ -348,7 +402,7 @@ pya_fences_record(struct pya_card *card, bool *waited) {
     }
     /* One wait serves all of them, because each was destroyed before it. */
     if (n_leaving > 0 || waits) {
-        *waited = n_leaving > 0 ? fences_bury(card) : fences_sync(card) == PYA_OK;
+        *waited = n_leaving > 0 ? fences_bury(card) : pya_fences_sync(card, false) == PYA_OK;
     }
     return *waited || n_leaving == 0 || fences_fail(card);
 }

@@ -28,6 +28,7 @@ struct pya_fence {
     bool is_open;         /* recorded, completion not yet seen */
     bool is_leaving;      /* during a round: the device does not know the stream */
     bool is_gone;         /* destroyed and waited for: not asked any more */
+    bool is_recorded;     /* was recorded on a block, so it may be a stream of another device */
     bool is_foreign;      /* another library's: asked only while known to be in use */
     bool holds_blocks;    /* during a round: live blocks were requested on it */
     bool was_capturing;   /* foreign: was capturing when last asked, and only it tells until when */
@@ -52,12 +53,15 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
  * - a capture was announced not long ago, and its first request has not come yet.
  * A destroyed stream is not capturing. */
 bool pya_fences_are_capturing(struct pya_card *card);
-/* Waits for all work of the device without holding a lock: the work may wait for another process, which may need
- * pya_share_export() to proceed.  PYA_E_CAPTURE: a capture forbids waiting now. */
+/* Waits for all work that may use the card's memory, that of its device and of known streams of other devices.
+ * PYA_E_CAPTURE: a capture forbids waiting now.  insists: as for pya_fence_sync(). */
+PYA_MUST_CHECK pya_status pya_fences_sync(struct pya_card *card, bool insists);
+/* The same without holding a lock: the work may wait for another process, which may need pya_share_export() to
+ * proceed. */
 PYA_MUST_CHECK pya_status pya_fences_wait_unlocked(struct pya_card *card);
-/* The same for a caller that holds the lock.  The lock is released during the wait, so other threads may have used up
+/* The same for a caller that holds the lock.  It is released during the wait, so other threads may have used up
  * the caller's reserved records (except that the map of live blocks again has room for one), dropped a private pool
- * or begun a capture (PYA_E_CAPTURE).  If they freed memory, the device is waited for again, a few times at most.
+ * or begun a capture (PYA_E_CAPTURE).  If they freed memory, the work is waited for again, a few times at most.
  * *is_idle: all memory that is free now was free before the last wait. */
 PYA_MUST_CHECK pya_status pya_fences_wait_meanwhile(struct pya_card *card, bool *is_idle);
 /* Releases the lock until no thread waits for the device without it.  Call this before a capture begins, because a

@@ -164,17 +164,23 @@ card_lose_device(struct pya_card *card) {
     }
 }
 
+/* The end of the work that may use the card's memory. */
 static void
-heap_close_card(struct pya_heap *heap, struct pya_card *card) {
+heap_leave_card(const struct pya_heap *heap, struct pya_card *card) {
     if (pya_heap_is_forked(heap)) {
         card_lose_device(card);
+    } else if (pya_fences_sync(card, true) != PYA_OK) {
+        (void)!pya_device_sync(card->dev);
     }
+}
+
+static void
+heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     pya_ptrmap_each(&card->live, context_release, &heap->hooks);
     if (card->history != NULL) {
         pya_history_fini(card->history);
         card->history = NULL;
     }
-    (void)!pya_device_sync(card->dev);
     pya_pending_fini(card);
     pya_fences_fini(card);
     pya_imports_destroy(card);
@@ -206,6 +212,12 @@ pya_heap_destroy(struct pya_heap *heap) {
         return;
     }
     pya_heap_unwatch_forks(heap);
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) { /* all, before the first is closed */
+        struct pya_card *card = pya_cards_get(&heap->cards, i);
+        if (card != NULL) {
+            heap_leave_card(heap, card);
+        }
+    }
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_cards_get(&heap->cards, i);
         if (card != NULL) {

@@ -14,7 +14,7 @@ pya_ladder_wait(struct pya_arena *arena) {
     arena->n_waiting--;
     pya_card_unpark(card);
     st = st == PYA_OK ? pya_pending_sync(card) : st;
-    return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
+    return st == PYA_OK && !is_idle ? pya_fences_sync(card, true) : st;
 }
 
 pya_status

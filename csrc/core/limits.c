@@ -127,7 +127,7 @@ static pya_status
 card_wait(struct pya_card *card, bool is_idle) {
     pya_status st = pya_pending_sync(card);
     if (st == PYA_OK && !is_idle) {
-        st = pya_device_sync(card->dev);
+        st = pya_fences_sync(card, true);
     }
     if (st == PYA_OK) {
         pya_card_note_wait(card);

@@ -61,6 +61,7 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
         queue->next = card->pending;
         card->pending = queue;
     }
+    queue->fence->is_recorded = true;
     struct pya_use *use = pya_slab_take(&card->uses);
     *use = (struct pya_use){.next = block->uses, .block = block, .queue = queue};
     block->uses = use;

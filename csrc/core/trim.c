@@ -306,7 +306,7 @@ pya_trim_settle_meanwhile(struct pya_card *card) {
     }
     pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
     pya_card_unpark(card);
-    if (st == PYA_OK && (is_idle || pya_device_sync(card->dev) == PYA_OK)) {
+    if (st == PYA_OK && (is_idle || pya_fences_sync(card, false) == PYA_OK)) {
         settle(card);
     }
     return st == PYA_E_HOST_NOMEM ? st : PYA_OK;
@@ -351,7 +351,7 @@ pya_trim_mappings(struct pya_card *card) {
         return;
     }
     pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
-    st = st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
+    st = st == PYA_OK && !is_idle ? pya_fences_sync(card, false) : st;
     if (st != PYA_OK || !card_is_crowded(card)) {
         return;
     }

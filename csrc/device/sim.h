@@ -73,9 +73,9 @@ bool pya_sim_fail_clear(struct pya_sim *sim);
 /* on: the program has destroyed the stream; the device still finishes the queued work.  off: a new stream has its
  * handle. */
 void pya_sim_set_destroyed(struct pya_sim *sim, pya_stream stream, bool on);
-/* Moves the stream's handle to another device's context (0: the first).  Events made before cannot be recorded on
- * it. */
-void pya_sim_set_context(struct pya_sim *sim, pya_stream stream, uint32_t context);
+/* Moves the stream's handle to the context of the device with that index.  Events made before cannot be recorded on
+ * it.  On another device's stream, a wait for this device neither finishes work nor is forbidden by a capture. */
+void pya_sim_set_context(struct pya_sim *sim, pya_stream stream, int context);
 void pya_sim_set_capturing(struct pya_sim *sim, pya_stream stream, bool on);
 void pya_sim_advance_clock(struct pya_sim *sim, uint64_t ns);
 

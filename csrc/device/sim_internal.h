@@ -22,14 +22,14 @@ struct sim_stream {
     uint64_t n_queued;
     uint64_t n_finished; /* <= n_queued */
     bool is_capturing, is_destroyed;
-    uint32_t context; /* the stream's device, as events see it */
+    int context; /* index of the stream's device */
 };
 
 struct sim_event {
     uint32_t generation;
     uint32_t next_free; /* plus 1 */
     uint32_t stream;    /* plus 1; 0: never recorded */
-    uint32_t context;   /* of the stream it was created for */
+    int context;        /* of the stream it was created for */
     bool is_alive;
     uint64_t work;   /* the stream's n_queued at the record */
     uint64_t record; /* number of the record on this device */
@@ -127,7 +127,8 @@ pya_status sim_page_export(struct pya_device *dev, pya_page_handle handle, int *
 pya_status sim_page_import(struct pya_device *dev, int fd, pya_page_handle *out);
 
 /* sim_work.c; the caller holds the lock */
-void sim_finish_all_locked(struct pya_sim *sim);
+/* Finishes the work of the device's own streams. */
+void sim_finish_own_locked(struct pya_sim *sim);
 /* Number of unfinished uses of the page through vpage. */
 uint32_t sim_pending_uses_locked(struct pya_sim *sim, uint32_t page, uint32_t vpage);
 void sim_drop_uses_locked(struct pya_sim *sim, uint32_t page);

@@ -394,7 +394,7 @@ sim_plain_free(struct pya_device *dev, pya_dptr addr) {
         if (n == 0 || (sim->pte[first] & SIM_PTE_PLAIN) == 0) {
             status = sim_misuse(sim, "free of an address that is not a plain allocation", addr);
         } else {
-            sim_finish_all_locked(sim);
+            sim_finish_own_locked(sim);
             sim_plain_undo(sim, first, n, n);
             sim->state.n_plain--;
         }

@@ -19,7 +19,9 @@ work_stream(struct pya_sim *sim, pya_stream id) {
         return UINT32_MAX;
     }
     sim->streams = bigger;
-    bigger[sim->n_streams] = (struct sim_stream){.id = id};
+    const int device = pya_stream_device(id);
+    bigger[sim->n_streams] =
+        (struct sim_stream){.id = id, .context = device < 0 ? sim->device.index : device};
     return sim->n_streams++;
 }
 
@@ -28,10 +30,17 @@ work_finish(struct sim_stream *stream, uint64_t work) {
     stream->n_finished = work > stream->n_finished ? work : stream->n_finished;
 }
 
+static bool
+work_is_own(const struct pya_sim *sim, const struct sim_stream *stream) {
+    return stream->context == sim->device.index;
+}
+
 void
-sim_finish_all_locked(struct pya_sim *sim) {
+sim_finish_own_locked(struct pya_sim *sim) {
     for (uint32_t i = 0; i < sim->n_streams; i++) {
-        sim->streams[i].n_finished = sim->streams[i].n_queued;
+        if (work_is_own(sim, &sim->streams[i])) {
+            sim->streams[i].n_finished = sim->streams[i].n_queued;
+        }
     }
 }
 
@@ -49,7 +58,9 @@ pya_sim_finish(struct pya_sim *sim, pya_stream stream) {
 void
 pya_sim_finish_all(struct pya_sim *sim) {
     pthread_mutex_lock(&sim->lock);
-    sim_finish_all_locked(sim);
+    for (uint32_t i = 0; i < sim->n_streams; i++) {
+        sim->streams[i].n_finished = sim->streams[i].n_queued;
+    }
     pthread_mutex_unlock(&sim->lock);
 }
 
@@ -74,7 +85,7 @@ pya_sim_set_destroyed(struct pya_sim *sim, pya_stream stream, bool on) {
 }
 
 void
-pya_sim_set_context(struct pya_sim *sim, pya_stream stream, uint32_t context) {
+pya_sim_set_context(struct pya_sim *sim, pya_stream stream, int context) {
     pthread_mutex_lock(&sim->lock);
     uint32_t i = work_stream(sim, stream);
     if (i != UINT32_MAX) {
@@ -86,7 +97,7 @@ pya_sim_set_context(struct pya_sim *sim, pya_stream stream, uint32_t context) {
 static bool
 work_any_capturing(const struct pya_sim *sim) {
     for (uint32_t i = 0; i < sim->n_streams; i++) {
-        if (sim->streams[i].is_capturing) {
+        if (sim->streams[i].is_capturing && work_is_own(sim, &sim->streams[i])) {
             return true;
         }
     }
@@ -137,7 +148,7 @@ sim_device_sync(struct pya_device *dev) {
         status = PYA_E_CAPTURE;
     }
     if (status == PYA_OK) {
-        sim_finish_all_locked(sim);
+        sim_finish_own_locked(sim);
     }
     return sim_leave(sim, PYA_SIM_DEVICE_SYNC, 0, 0, status);
 }

@@ -417,13 +417,13 @@ test_handle_comes_back_elsewhere(void) {
     struct world world;
     streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     CHECK(exchange(&world));
-    for (uint32_t context = 0; context < 3; context++) {
+    for (int context = 0; context < 3; context++) {
         pya_sim_set_context(world.sim, TWO, context);
         for (int i = 0; i < 2; i++) {
             pya_dptr ptr = take(&world, 4 * MIB, ONE);
             CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
             give(&world, ptr);
-            give(&world, take(&world, (64 + 64 * context) * MIB, ONE)); /* looks at what waits */
+            give(&world, take(&world, (64 + 64 * (size_t)context) * MIB, ONE)); /* looks at what waits */
             CHECK_EQ(stat_of(world.heap, 0, "active_bytes.all.current"), 0);
         }
         CHECK(exchange(&world));

@@ -503,14 +503,18 @@ test_foreign_stream_of_another_device(void) {
     CHECK_EQ(pya_empty_cache(world.heap, 0), PYA_E_DEVICE);
     CHECK_EQ(reserved(&world), 4 * MIB);
     CHECK_OK(pya_empty_cache(world.heap, 0));
-    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 2);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 3); /* without the lock, and for the block */
     CHECK_EQ(reserved(&world), 0);
+    pya_dptr known = take(&world, 2 * MIB, ONE);
     ptr = take(&world, 4 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, known, TWO));
+    CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
     give(&world, ptr);
     CHECK_EQ(
         take(&world, 4 * MIB, THREE),
-        ptr); /* every stream that had memory is asked, this one through its device */
-    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 3);
+        ptr); /* every known stream is asked, TWO through its device */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 4);
+    give(&world, known);
     give(&world, ptr);
     world_fini(&world);
 }

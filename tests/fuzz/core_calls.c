@@ -14,6 +14,13 @@ op_foreign(struct world *world) {
     SAY("foreign stream %d of device %d%s\n", (int)stream, how % N_DEVICES,
         is_known ? "" : ", unknown");
     world->has_foreign = world->has_foreign || is_known;
+    world->noted |= UINT32_C(1) << (stream / 16);
+    (void)fault_disarm(); /* see op_host_fault() */
+    for (int d = 0; d < N_DEVICES; d++) {
+        if (!stream_is_capturing(world, d, stream)) {
+            stream_move(world, d, stream, how % N_DEVICES);
+        }
+    }
 }
 
 static void
@@ -157,7 +164,7 @@ captures_end(struct world *world, int device) {
     world->captured[device] = 0;
 }
 
-/* Another stream has the handle now, in this device's context or another's. */
+/* Another stream has the handle now, in this device's context or another's.  The earlier one has finished. */
 static void
 op_context(struct world *world) {
     const uint8_t how = fuzz_byte(&world->in);
@@ -165,9 +172,12 @@ op_context(struct world *world) {
     const pya_stream stream = stream_of(how >> 1);
     (void)fault_disarm();
     if (world->sims[device] != NULL && !stream_is_capturing(world, device, stream)) {
-        SAY("stream %d of device %d is of context %d\n", (int)stream, device, how >> 6);
+        const bool is_noted = (world->noted >> (stream / 16) & 1) != 0;
+        const int context = is_noted ? device : how >> 6;
+        SAY("stream %d of device %d is of context %d\n", (int)stream, device, context);
         pya_sim_set_destroyed(world->sims[device], stream, false);
-        pya_sim_set_context(world->sims[device], stream, how >> 6);
+        pya_sim_finish(world->sims[device], stream);
+        stream_move(world, device, stream, context);
     }
 }
 

@@ -110,6 +110,29 @@ live_add(struct world *world, struct live live) {
 }
 
 void
+stream_move(struct world *world, int device, pya_stream stream, int context) {
+    world->contexts[device][stream / 16] = context;
+    if (world->sims[device] != NULL) {
+        pya_sim_set_context(world->sims[device], stream, context);
+    }
+}
+
+void
+streams_finish_abroad(struct world *world, int device) {
+    for (int d = 0; d < N_DEVICES; d++) {
+        if (d == device || world->sims[d] == NULL) {
+            continue;
+        }
+        for (unsigned i = 0; i < N_STREAMS; i++) {
+            if (world->contexts[d][i] == device) {
+                pya_sim_finish(world->sims[d], stream_of(i));
+            }
+        }
+        pya_sim_finish(world->sims[d], pya_stream_of_device(0, device));
+    }
+}
+
+void
 live_use(struct world *world, struct live *live, pya_stream stream) {
     SAY("use 0x%llx on %d%s\n", (unsigned long long)live->ptr, (int)stream,
         live->is_used ? ": no" : "");
@@ -117,6 +140,8 @@ live_use(struct world *world, struct live *live, pya_stream stream) {
         live->is_used = true;
         if (live->stream != stream) {
             pya_sim_finish(world->sims[live->device], live->stream);
+        } else {
+            stream_move(world, live->device, stream, live->device);
         }
         pya_sim_set_destroyed(world->sims[live->device], stream, false);
         REQUIRE_EQ(pya_sim_use(world->sims[live->device], stream, live->ptr, live->bytes), PYA_OK);

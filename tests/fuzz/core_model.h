@@ -18,9 +18,13 @@ void require_status(struct world *world, int device, pya_status st);
 void check_all(struct world *world, bool is_whole);
 /* A block was allocated. */
 void live_add(struct world *world, struct live live);
-/* Queues work that touches the block.  On another stream it first waits for the block's own stream, as a program does
- * with an event.  Captured work runs later. */
+/* Queues work that touches the block.  On another stream it first waits for the block's own stream, which is one of the
+ * memory's device, as a program does with an event.  Captured work runs later. */
 void live_use(struct world *world, struct live *live, pya_stream stream);
+/* The stream is one of that device from now on. */
+void stream_move(struct world *world, int device, pya_stream stream, int context);
+/* A device was waited for: its streams have finished with the memory of others. */
+void streams_finish_abroad(struct world *world, int device);
 /* Contexts, as the heap's hooks make them, counted. */
 void *context_capture(void *arg, bool with_stack);
 void context_retain(void *arg, void *context);

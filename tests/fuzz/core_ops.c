@@ -161,8 +161,10 @@ op_finish(struct world *world) {
     uint8_t which = fuzz_byte(&world->in);
     struct pya_sim *sim = world->sims[which % N_DEVICES];
     pya_stream stream = stream_of(which >> 1);
-    bool destroys =
-        which >= 0x60 && stream != 0 && !stream_is_capturing(world, which % N_DEVICES, stream);
+    /* Nothing would tell of the work of another device's stream. */
+    const bool is_own = world->contexts[which % N_DEVICES][stream / 16] == which % N_DEVICES;
+    bool destroys = which >= 0x60 && stream != 0 && is_own &&
+                    !stream_is_capturing(world, which % N_DEVICES, stream);
     SAY("%s device %d %d\n", which < 0x80 && destroys ? "destroy" : "finish", which % N_DEVICES,
         which >= 0x80 ? -1 : (int)stream);
     if (sim != NULL && which >= 0x80) {

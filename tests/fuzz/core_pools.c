@@ -102,6 +102,7 @@ pool_begin(struct world *world, int device, int i, uint8_t how) {
         pool->is_capturing = capture;
         if (capture) {
             pya_sim_set_destroyed(world->sims[device], stream, false);
+            stream_move(world, device, stream, device);
             pya_sim_set_capturing(world->sims[device], stream, true);
         }
     } else if (world->open_fails == open_fails) {

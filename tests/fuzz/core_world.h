@@ -82,6 +82,8 @@ struct world {
     bool is_child;
     uint64_t kept[N_DEVICES];     /* pya_reserve() */
     uint32_t captured[N_DEVICES]; /* bit per stream: captured by hand */
+    int contexts[N_DEVICES][N_STREAMS]; /* device of the stream that uses the first one's memory */
+    uint32_t noted;                     /* bit per stream: the heap was told its device */
     bool has_host_fault;          /* now */
     unsigned open_fails;          /* openings of devices to go */
     unsigned depth;               /* of hooks */

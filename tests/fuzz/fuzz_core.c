@@ -41,6 +41,9 @@ static pya_status
 world_sync(struct pya_device *dev) {
     struct world *world = filter_world;
     pya_status st = world->device_sync(dev);
+    if (st == PYA_OK) {
+        streams_finish_abroad(world, dev->index);
+    }
     if (world->may_fork && fuzz_byte(&world->in) % 4 == 0) {
         world_fork(world); /* in the child, another thread may have held the card's lock */
     }
@@ -57,6 +60,9 @@ world_open(void *arg, int index, struct pya_device **out) {
     }
     pya_status st = pya_sim_create(&world->configs[index], index, &world->sims[index]);
     if (st == PYA_OK) {
+        for (unsigned i = 0; i < N_STREAMS; i++) {
+            world->contexts[index][i] = index;
+        }
         *out = pya_sim_device(world->sims[index]);
         world->device_sync = (*out)->ops->device_sync;
         world->device_ops[index] = *(*out)->ops;
