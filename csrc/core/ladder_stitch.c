@@ -88,14 +88,12 @@ ladder_lengthen(
     st = pya_pages_pick(arena, n_wanted, NULL, NULL, ids, &n);
     pya_stitch_mark(shorter, false);
     PYA_ASSERT(st != PYA_OK || n == n_wanted);
-    st = st == PYA_OK ? pya_stitch_extend(&shorter, ids, n) : st;
-    const size_t n_handles = st == PYA_OK ? pya_pages_handles(&arena->card->pages, ids, n) : 0;
-    free(ids);
-    if (st != PYA_OK) {
-        return st;
+    st = st == PYA_OK ? pya_stitch_extend(shorter, ids, n, bytes, out) : st;
+    if (st == PYA_OK) {
+        pya_policy_pay(arena, pya_pages_handles(&arena->card->pages, ids, n));
     }
-    pya_policy_pay(arena, n_handles);
-    return pya_stitch_take(shorter, bytes, out);
+    free(ids);
+    return st;
 }
 
 pya_status

@@ -362,54 +362,22 @@ free_stitch:
     return st;
 }
 
-pya_status
-pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_pages) {
-    struct pya_stitch *old = *stitch;
-    struct pya_card *card = old->arena->card;
-    size_t n_old = old->n_pages;
-    size_t n = n_old + n_pages;
-    PYA_ASSERT(old->block == NULL && old->range_bytes >= n * PYA_PAGE);
-    struct pya_stitch *longer = malloc(sizeof *longer + n * sizeof(pya_page_id));
-    if (longer == NULL) {
-        return PYA_E_HOST_NOMEM;
-    }
-    memcpy(longer, old, sizeof *old + n_old * sizeof(pya_page_id));
-    memcpy(longer->pages + n_old, ids, n_pages * sizeof(pya_page_id));
-    longer->n_pages = n;
-    longer->bytes = n * PYA_PAGE;
+/* Makes sure that stitch_lend() has the records it needs. */
+static pya_status
+stitch_reserve_records(const struct pya_stitch *stitch) {
     size_t n_records;
-    bool is_free = stitch_is_free(longer, old->arena, &n_records);
+    bool is_free = stitch_is_free(stitch, stitch->arena, &n_records);
     PYA_ASSERT(is_free);
     (void)is_free;
-    pya_status st = pya_slab_reserve(&card->blocks, n_records + 1); /* for pya_stitch_take() */
-    st = st == PYA_OK ? stitch_map(card, longer, n_old) : st;
-    if (st != PYA_OK && !longer->is_broken) {
-        free(longer);
-        return st;
-    }
-    stitch_unlink(old);
-    free(old);
-    stitch_adopt(longer, n_old);
-    *stitch = longer;
-    if (st == PYA_OK) {
-        card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
-    }
-    return st;
+    return pya_slab_reserve(&stitch->arena->card->blocks, n_records + 1);
 }
 
-pya_status
-pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out) {
+/* Carves what the range lends out of its pages' homes.  Records were reserved. */
+static struct pya_block *
+stitch_lend(struct pya_stitch *stitch, size_t bytes) {
     struct pya_arena *arena = stitch->arena;
     struct pya_card *card = arena->card;
     PYA_ASSERT(stitch->block == NULL && bytes <= stitch->bytes);
-    size_t n_records;
-    bool is_free = stitch_is_free(stitch, arena, &n_records);
-    PYA_ASSERT(is_free);
-    (void)is_free;
-    pya_status st = pya_slab_reserve(&card->blocks, n_records + 1);
-    if (st != PYA_OK) {
-        return st;
-    }
     struct pya_block *block = pya_slab_take(&card->blocks);
     *block = (struct pya_block){
         .addr = stitch->base + stitch->offset,
@@ -444,8 +412,48 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     pya_history_note(
         card->history, PYA_ACTION_SEGMENT_ALLOC, block->addr, stitch->bytes,
         pya_arena_place(arena));
-    *out = block;
-    return PYA_OK;
+    return block;
+}
+
+pya_status
+pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out) {
+    pya_status st = stitch_reserve_records(stitch);
+    if (st == PYA_OK) {
+        *out = stitch_lend(stitch, bytes);
+    }
+    return st;
+}
+
+pya_status
+pya_stitch_extend(
+    struct pya_stitch *old, const pya_page_id *ids, size_t n_pages, size_t bytes,
+    struct pya_block **out) {
+    size_t n_old = old->n_pages;
+    size_t n = n_old + n_pages;
+    PYA_ASSERT(old->block == NULL && old->range_bytes >= n * PYA_PAGE);
+    struct pya_stitch *longer = malloc(sizeof *longer + n * sizeof(pya_page_id));
+    if (longer == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    memcpy(longer, old, sizeof *old + n_old * sizeof(pya_page_id));
+    memcpy(longer->pages + n_old, ids, n_pages * sizeof(pya_page_id));
+    longer->n_pages = n;
+    longer->bytes = n * PYA_PAGE;
+    struct pya_card *card = old->arena->card;
+    pya_status st = stitch_reserve_records(longer);
+    st = st == PYA_OK ? stitch_map(card, longer, n_old) : st;
+    if (st != PYA_OK && !longer->is_broken) {
+        free(longer);
+        return st;
+    }
+    stitch_unlink(old);
+    free(old);
+    stitch_adopt(longer, n_old);
+    if (st == PYA_OK) {
+        card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
+        *out = stitch_lend(longer, bytes);
+    }
+    return st;
 }
 
 void

@@ -79,11 +79,11 @@ PYA_MUST_CHECK pya_status pya_stitch_make(
 struct pya_stitch *pya_stitch_find_short(struct pya_arena *arena, size_t bytes);
 /* Marks or unmarks the range's pages as leaving, so that pya_pages_pick() skips them. */
 void pya_stitch_mark(const struct pya_stitch *stitch, bool is_leaving);
-/* Maps more pages behind those of an idle range that has the address space.  They are wholly free and at home in its
- * arena.  Undoes itself on failure.  The record may move.  pya_stitch_take() cannot fail then, and must come next:
- * nothing else tells that queued work uses the earlier part. */
-PYA_MUST_CHECK pya_status
-pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_pages);
+/* Maps more pages behind those of an idle range that has the address space, and allocates its first `bytes`.  The pages
+ * are wholly free and at home in its arena.  Undoes itself on failure.  The range's record is another one afterwards. */
+PYA_MUST_CHECK pya_status pya_stitch_extend(
+    struct pya_stitch *old, const pya_page_id *ids, size_t n_pages, size_t bytes,
+    struct pya_block **out);
 /* Allocates the first `bytes` of an idle range whose bytes are all free.  PYA_E_HOST_NOMEM changes nothing. */
 PYA_MUST_CHECK pya_status
 pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out);
