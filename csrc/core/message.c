@@ -38,10 +38,27 @@ oom_idle(const struct pya_oom_info *info) {
     return info->reserved_bytes > others ? info->reserved_bytes - others : 0;
 }
 
+/* The other devices that the call was to give access. */
+static void
+error_peers(const struct pya_device_error *error, char *text, size_t n) {
+    const bool is_one = (error->peers & (error->peers - 1)) == 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < PYA_MAX_DEVICES && used < n; i++) {
+        if ((error->peers >> i & 1) != 0) {
+            const char *before = used > 0 ? ", "
+                                 : is_one ? " with access for GPU "
+                                          : " with access for GPUs ";
+            int length = snprintf(text + used, n - used, "%s%d", before, i);
+            used += length > 0 ? (size_t)length : 0;
+        }
+    }
+}
+
 /* The most useful advice: what stopped this request, and what would have let it succeed. */
 static void
 oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
-    char a[32], b[32];
+    char a[32], b[32], peers[160];
     if (info->pool_limit_bytes > 0 &&
         info->pool_bytes + info->requested_bytes > info->pool_limit_bytes) {
         oom_size(info->pool_limit_bytes, a, sizeof a);
@@ -63,6 +80,13 @@ oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
             text, n, "%s",
             "the device has room, but this process has no address space left: use fewer streams and "
             "private pools, `ulimit -v unlimited`, or in a dry run a smaller --memory.");
+    } else if (info->error.peers != 0 && info->free_bytes >= info->requested_bytes) {
+        error_peers(&info->error, peers, sizeof peers);
+        (void)snprintf(
+            text, n,
+            "the device has room, but none was found for mappings%s: free memory there, where the driver keeps tables "
+            "of them too.",
+            peers);
     } else if (
         oom_elsewhere(info) >= info->requested_bytes &&
         oom_elsewhere(info) > info->total_bytes / 16) {
@@ -151,23 +175,6 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
 }
 
 /* ---- other failures ---- */
-
-/* The other devices that the call was to give access. */
-static void
-error_peers(const struct pya_device_error *error, char *text, size_t n) {
-    const bool is_one = (error->peers & (error->peers - 1)) == 0;
-    size_t used = 0;
-    text[0] = '\0';
-    for (int i = 0; i < PYA_MAX_DEVICES && used < n; i++) {
-        if ((error->peers >> i & 1) != 0) {
-            const char *before = used > 0 ? ", "
-                                 : is_one ? " with access for GPU "
-                                          : " with access for GPUs ";
-            int length = snprintf(text + used, n - used, "%s%d", before, i);
-            used += length > 0 ? (size_t)length : 0;
-        }
-    }
-}
 
 /* What the reader should know beside the call. */
 static const char *

@@ -113,6 +113,31 @@ test_refused_later(void) {
     world_fini(&world);
 }
 
+/* The device has room, but what gives its peers access has not: the message says so.  Once it has, the request is
+ * served. */
+static void
+test_no_memory_for_a_peer(void) {
+    struct world world = {.config = {0}};
+    struct pya_oom_info info;
+    pya_dptr none;
+    char text[PYA_OOM_TEXT_BYTES];
+    world_init(&world, "");
+    CHECK_OK(pya_enable_peer(world.heap, 0, 1));
+    pya_dptr ptr = take(&world, 5 * MIB, 0);
+    pya_sim_fail(world.sim, 1U << PYA_SIM_SET_ACCESS, 1, PYA_E_NOMEM, true);
+    CHECK_EQ(pya_alloc(world.heap, 0, 50 * MIB, 0, &none), PYA_E_NOMEM);
+    CHECK(pya_sim_fail_clear(world.sim));
+    pya_heap_oom_info(world.heap, &info);
+    CHECK(pya_oom_text(&info, text, sizeof text) > 0);
+    if (!CHECK(strstr(text, "none was found for mappings with access for GPU 1: ") != NULL)) {
+        fprintf(stderr, "    %s\n", text);
+    }
+    give(&world, take(&world, 50 * MIB, 0));
+    give(&world, ptr);
+    sweep_check_empty(world.heap, world.sim);
+    world_fini(&world);
+}
+
 /* Memory at home, stitched, and of another process. */
 static void
 peers_fill(struct world *world, pya_dptr *ptrs, pya_dptr *base) {
@@ -191,6 +216,7 @@ static const struct check_case cases[] = {
     {"refused_peer_of_an_empty_device", test_refused_peer_of_an_empty_device},
     {"enabled_once", test_enabled_once},
     {"refused_later", test_refused_later},
+    {"no_memory_for_a_peer", test_no_memory_for_a_peer},
     {"failures_lose_nothing", test_failures_lose_nothing},
 };
 
