@@ -132,20 +132,18 @@ plain_return(struct pya_arena *arena, void *current) {
     pya_history_set_current(card->history, current);
 }
 
-/* Frees these unlinked ranges and their segments. */
-static void
-plain_hand_back(struct pya_arena *arena, struct pya_range *ranges) {
-    if (ranges == NULL) {
-        return;
-    }
-    void *current = plain_leave(arena);
-    while (ranges != NULL) {
-        struct pya_range *range = ranges;
-        ranges = range->next;
+void
+pya_plain_hand_back(struct pya_range *gone) {
+    while (gone != NULL) {
+        struct pya_range *range = gone;
+        struct pya_arena *arena = range->arena;
+        gone = range->next;
+        void *current = plain_leave(arena);
         (void)!pya_segment_free(arena->card, arena->pool, range->base);
+        plain_return(arena, current);
+        arena->n_waiting--;
         free(range);
     }
-    plain_return(arena, current);
 }
 
 /* Makes everything ready for a segment of this size before it is allocated. */
@@ -304,11 +302,9 @@ pya_plain_trim_idle(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
 }
 
 pya_status
-pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
+pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed, struct pya_range **gone) {
     const bool is_own = plain_is_own(arena);
     struct pya_range **link = &arena->ranges;
-    struct pya_range *gone = NULL;
-    struct pya_range **last = &gone;
     *n_freed = 0;
     while (*link != NULL && *n_freed < n_bytes) {
         struct pya_range *range = *link;
@@ -318,8 +314,10 @@ pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
         }
         size_t bytes = range->bytes;
         if (is_own) {
-            *last = plain_unlink(arena, link);
-            last = &(*last)->next;
+            (void)plain_unlink(arena, link);
+            range->next = *gone;
+            *gone = range;
+            arena->n_waiting++; /* it stays until then */
         } else {
             pya_status st = plain_release(arena, link);
             if (st != PYA_OK) {
@@ -328,6 +326,5 @@ pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
         }
         *n_freed += bytes;
     }
-    plain_hand_back(arena, gone);
     return PYA_OK;
 }

@@ -23,8 +23,11 @@ PYA_MUST_CHECK pya_status pya_plain_grow(struct pya_arena *arena, size_t bytes, 
 PYA_MUST_CHECK pya_status pya_plain_borrow(
     const struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
 /* Gives back wholly free segments until n_bytes are released; *n_freed: bytes released.  Waits for the device.  Only
- * n_bytes == SIZE_MAX also gives back what pya_reserve() keeps. */
-PYA_MUST_CHECK pya_status pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed);
+ * n_bytes == SIZE_MAX also gives back what pya_reserve() keeps.  Segments of a pool's own allocator only join *gone. */
+PYA_MUST_CHECK pya_status
+pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed, struct pya_range **gone);
+/* Frees those segments.  The lock is released meanwhile, so what others freed by then was not waited for. */
+void pya_plain_hand_back(struct pya_range *gone);
 /* The same, but only for segments that the stream has finished with, longest unused first. */
 PYA_MUST_CHECK pya_status
 pya_plain_trim_idle(struct pya_arena *arena, size_t n_bytes, size_t *n_freed);

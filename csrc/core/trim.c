@@ -251,19 +251,19 @@ pya_trim_card(
             return st;
         }
     }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+    struct pya_range *gone = NULL;
+    for (struct pya_arena *arena = card->arenas; arena != NULL && st == PYA_OK;
+         arena = arena->next) {
         bool is_plain = arena->small_fit != NULL;
         if (is_plain && arena_in_scope(arena, scope, pool) && *n_freed < n_bytes) {
             size_t n_here;
             size_t n_left = n_bytes == SIZE_MAX ? SIZE_MAX : n_bytes - *n_freed;
-            st = pya_plain_trim(arena, n_left, &n_here);
+            st = pya_plain_trim(arena, n_left, &n_here, &gone);
             *n_freed += n_here;
-            if (st != PYA_OK) {
-                return st;
-            }
         }
     }
-    return PYA_OK;
+    pya_plain_hand_back(gone); /* last, because others free memory meanwhile */
+    return st;
 }
 
 /* While the card has more than n_keep mappings: unmaps dead addresses and stitched ranges, least recently used

@@ -10,7 +10,7 @@ struct source {
     size_t n_segments;
     size_t n_calls;
     size_t n_acts;
-    pya_dptr kept;
+    pya_dptr kept, kept_too;
 };
 
 static void
@@ -130,6 +130,44 @@ test_the_limit_is_reached_meanwhile(void) {
     world_fini(&world);
 }
 
+static void
+give_kept(struct source *source) {
+    give(source->world, source->kept);
+    give(source->world, source->kept_too);
+}
+
+/* Segments that others free while another pool's source is called were not waited for: they stay until the next time. */
+static void
+test_what_is_freed_meanwhile_stays(void) {
+    static const struct pya_pool_id other = {5, 6};
+    struct world world = {0};
+    struct source source;
+    sources_init(&world, &source, "");
+    struct source theirs = {.world = &world};
+    const struct pya_segment_source calls = {source_alloc, source_free, NULL, &theirs};
+    CHECK_OK(pya_pool_retain(world.heap, 0, other, false));
+    CHECK_OK(pya_pool_set_source(world.heap, 0, other, calls));
+    CHECK_OK(pya_pool_begin(world.heap, 0, other, (struct pya_stream_filter){0}));
+    source.kept = take(&world, 30 * MIB, 0);
+    source.kept_too = take(&world, 30 * MIB, 0);
+    CHECK_OK(pya_pool_end(world.heap, 0, other));
+    CHECK_OK(pya_pool_release(world.heap, 0, other));
+    CHECK_OK(pya_pool_release(world.heap, 0, other));
+    pool_begin(&world);
+    give(&world, take(&world, 30 * MIB, 0));
+    pool_end(&world);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    source.act = give_kept;
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_acts, 1);
+    CHECK_EQ(source.n_segments, 0);
+    CHECK_EQ(theirs.n_segments, 2);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(theirs.n_segments, 0);
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    world_fini(&world);
+}
+
 static void *
 run_other_thread(void *arg) {
     struct source *source = arg;
@@ -169,6 +207,7 @@ static const struct check_case cases[] = {
     {"it_uses_the_heap", test_it_uses_the_heap},
     {"the_pool_goes_meanwhile", test_the_pool_goes_meanwhile},
     {"the_limit_is_reached_meanwhile", test_the_limit_is_reached_meanwhile},
+    {"what_is_freed_meanwhile_stays", test_what_is_freed_meanwhile_stays},
     {"it_waits_for_a_thread", test_it_waits_for_a_thread_that_uses_the_heap},
 };
 
