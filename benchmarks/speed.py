@@ -291,8 +291,9 @@ def main() -> int:
         if begun is not None:
             print("\n".join(costs.lines(begun, memory)))
         n = sorted({result["n"] for result in results if "threads" not in result["pattern"]})
+        pairs = f"n {n[0]}..{n[-1]}, " if n else ""
         print(
-            f"torch {about['torch']} on the host-memory runtime; n {n[0]}..{n[-1]}, {arguments.rounds} rounds with "
+            f"torch {about['torch']} on the host-memory runtime; {pairs}{arguments.rounds} rounds with "
             f"seeds 1..{arguments.rounds}, {TURNS} turns in each; commit {about['commit']}"
         )
     if arguments.plot is not None:

@@ -215,6 +215,14 @@ def test_speed_prints_a_row_of_json_for_each_figure() -> None:
 
 @pytest.mark.torch
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_speed_of_threads_alone_is_a_table() -> None:
+    done = run("benchmarks.speed", "--rounds", "1", "--only", "2 threads", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "2 threads, 100 live each" in done.stdout and "1 rounds" in done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_fixed_shapes_end_without_device_calls() -> None:
     program = repeated.PROGRAMS[0]
     native, ours = (repeated.train(program, name, 10) for name in ("native", "pyalloc"))
