@@ -84,26 +84,6 @@ fence_may_be_abroad(const struct pya_card *card, const struct pya_fence *fence) 
            (fence->is_foreign ? fence->device != card->index : fence->is_recorded);
 }
 
-/* A destroyed stream, of which nothing tells any more, belonged to the card's device as far as is known. */
-static pya_status
-fence_sync_stream(struct pya_device *dev, pya_stream stream) {
-    pya_status st = pya_device_stream_sync(dev, stream);
-    return st == PYA_E_STREAM || st == PYA_E_DEVICE ? PYA_OK : st;
-}
-
-pya_status
-pya_fences_sync(struct pya_card *card, bool insists) {
-    pya_status st = PYA_OK;
-    for (const struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
-         fence = fence->next) {
-        if (fence_may_be_abroad(card, fence)) {
-            st = fence->is_foreign ? fence_sync_other(card, fence, insists)
-                                   : fence_sync_stream(card->dev, fence->stream);
-        }
-    }
-    return st == PYA_OK ? pya_device_sync(card->dev) : st;
-}
-
 struct pya_fence *
 pya_fences_foreign(const struct pya_card *card) {
     struct pya_fence *fence = card->fences;
@@ -222,6 +202,58 @@ pya_fences_are_capturing(struct pya_card *card) {
     return fence != NULL || fences_are_warned(card);
 }
 
+/* Records an event on the stream.  PYA_E_STREAM: the stream does not exist any more. */
+static pya_status
+fence_mark(struct pya_card *card, struct pya_fence *fence, pya_event *event) {
+    bool is_capturing = false;
+    pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
+    if (st == PYA_E_STREAM) {
+        return st;
+    }
+    if (st == PYA_E_CAPTURE || is_capturing) {
+        return PYA_E_CAPTURE; /* the record would become part of the graph, or end the capture */
+    }
+    st = pya_event_mark(card->dev, fence->stream, event);
+    /* A capture may have begun meanwhile: querying an event that became part of the graph would end it. */
+    return st == PYA_OK && pya_fence_is_captured(card, fence) ? PYA_E_CAPTURE : st;
+}
+
+/* Waits for the work that a stream has now.  An event is waited for, because that harms no capture that begins
+ * meanwhile.  A destroyed stream, of which nothing tells any more, belonged to the card's device as far as is known. */
+static pya_status
+fence_wait_event(struct pya_card *card, struct pya_fence *fence, bool unlocks) {
+    pya_event event = 0;
+    pya_status st = fence_mark(card, fence, &event);
+    if (st == PYA_OK) {
+        if (unlocks) {
+            pya_lock_release(&card->lock);
+        }
+        st = pya_device_event_sync(card->dev, event);
+        if (unlocks) {
+            pya_lock_acquire(&card->lock);
+        }
+    } else if (st == PYA_E_STREAM || st == PYA_E_DEVICE) {
+        st = PYA_OK;
+    }
+    if (event != 0) {
+        (void)!pya_device_event_destroy(card->dev, event);
+    }
+    return st;
+}
+
+pya_status
+pya_fences_sync(struct pya_card *card, bool insists) {
+    pya_status st = PYA_OK;
+    for (struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
+         fence = fence->next) {
+        if (fence_may_be_abroad(card, fence)) {
+            st = fence->is_foreign ? fence_sync_other(card, fence, insists)
+                                   : fence_wait_event(card, fence, false);
+        }
+    }
+    return st == PYA_OK ? pya_device_sync(card->dev) : st;
+}
+
 /* Waits for the card's device.  The lock is released meanwhile. */
 static pya_status
 card_wait(struct pya_card *card) {
@@ -240,23 +272,17 @@ card_wait(struct pya_card *card) {
     return st;
 }
 
-/* Waits for a stream that may be one of another device.  The lock is released meanwhile; then another card's lock may
- * be waited for too. */
+/* Waits for the device of a foreign stream.  The lock is released meanwhile, and the other card's is waited for. */
 static pya_status
-fence_wait_abroad(struct pya_card *card, const struct pya_fence *fence) {
-    struct pya_card *other = fence->is_foreign ? fence_card(card, fence) : NULL;
-    if (fence->is_foreign && other == NULL) {
+fence_wait_other(struct pya_card *card, const struct pya_fence *fence) {
+    struct pya_card *other = fence_card(card, fence);
+    if (other == NULL) {
         return PYA_E_BUSY;
     }
     pya_lock_release(&card->lock);
-    pya_status st;
-    if (other == NULL) {
-        st = fence_sync_stream(card->dev, fence->stream);
-    } else {
-        pya_lock_acquire(&other->lock);
-        st = card_wait(other);
-        pya_lock_release(&other->lock);
-    }
+    pya_lock_acquire(&other->lock);
+    pya_status st = card_wait(other);
+    pya_lock_release(&other->lock);
     pya_lock_acquire(&card->lock);
     return st;
 }
@@ -265,9 +291,12 @@ fence_wait_abroad(struct pya_card *card, const struct pya_fence *fence) {
 static pya_status
 fences_wait(struct pya_card *card) {
     pya_status st = pya_fences_are_capturing(card) ? PYA_E_CAPTURE : PYA_OK;
-    for (const struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
+    for (struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
          fence = fence->next) {
-        st = fence_may_be_abroad(card, fence) ? fence_wait_abroad(card, fence) : PYA_OK;
+        if (fence_may_be_abroad(card, fence)) {
+            st = fence->is_foreign ? fence_wait_other(card, fence)
+                                   : fence_wait_event(card, fence, true);
+        }
     }
     return st == PYA_OK ? card_wait(card) : st;
 }
@@ -337,23 +366,16 @@ fence_wait(struct pya_card *card, struct pya_fence *fence) {
 /* PYA_E_STREAM: the stream does not exist any more.  Any other failure: nothing is known. */
 static pya_status
 fence_record(struct pya_card *card, struct pya_fence *fence) {
-    bool is_capturing = false;
-    pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
-    if (st == PYA_E_CAPTURE || is_capturing) {
-        return PYA_E_CAPTURE; /* the record would become part of the graph, or end the capture */
+    pya_status st = fence_mark(card, fence, &fence->event);
+    if (st == PYA_E_CAPTURE || st == PYA_E_STREAM) {
+        return st;
     }
-    if (st != PYA_E_STREAM) {
-        st = pya_event_mark(card->dev, fence->stream, &fence->event);
-        /* A capture may have begun meanwhile: querying an event that became part of the graph would end it. */
-        const bool is_captured = st == PYA_OK && pya_fence_is_captured(card, fence);
-        st = is_captured ? PYA_E_CAPTURE : st;
-        fence->is_open = st == PYA_OK;
-    }
+    fence->is_open = st == PYA_OK;
     if (st == PYA_OK) {
         fence->n_failed = 0;
         return PYA_OK;
     }
-    return st == PYA_E_CAPTURE || st == PYA_E_STREAM ? st : fence_wait(card, fence);
+    return fence_wait(card, fence);
 }
 
 static bool

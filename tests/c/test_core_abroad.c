@@ -44,9 +44,11 @@ abroad_init(struct world *world, enum abroad kind, const char *text) {
     return known;
 }
 
-/* The first device saw nothing unmapped, and nothing used by two streams, under unfinished work. */
+/* The first device saw nothing unmapped, and nothing used by two streams, under unfinished work.  No stream was waited
+ * for itself, which a capture that begins there meanwhile might not survive. */
 static void
 abroad_fini(struct world *world, pya_dptr known) {
+    CHECK_EQ(calls(world, PYA_SIM_STREAM_SYNC), 0);
     pya_sim_finish_all(world->sim);
     give(world, known);
     CHECK_OK(pya_empty_cache(world->heap, -1));
