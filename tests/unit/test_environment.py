@@ -153,7 +153,8 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
-    names = ("unit/test_install", "unit/test_children", "unit/test_ipc")
+    names = ("unit/test_install", "unit/test_install_undone", "unit/test_installed")
+    names += ("unit/test_children", "unit/test_ipc")
     names += ("hostcuda/test_dryrun_made", "hostcuda/test_dryrun_values", "parity/test_two")
     for name in names:
         path = tmp_path / "tests" / f"{name}.py"

@@ -77,3 +77,23 @@ def test_a_program_that_looks_for_torch_first_runs_on_pyalloc(dry_python: RunPyt
         cold=True,
     )
     assert done.stdout == "True 1\n"
+
+
+def test_finders_of_modules_that_python_passes_over_do_no_harm(run_python) -> None:  # type: ignore[no-untyped-def]
+    """Old ones have only find_module()."""
+    done = run_python(
+        """
+        import sys, warnings
+        warnings.simplefilter("ignore")
+        class Old:
+            def find_module(self, name, path=None):
+                return None
+        sys.meta_path.insert(0, Old())
+        from pyalloc._bootstrap.importing import after_import
+        for wanted in (print, print):
+            after_import("colorsys", lambda module: wanted(module.__name__))
+        import colorsys
+        after_import("colorsys", lambda module: print("later", module is colorsys))
+        """
+    )
+    assert done.stdout.split() == ["colorsys", "colorsys", "later", "True"]
