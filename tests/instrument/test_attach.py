@@ -308,11 +308,20 @@ def test_a_killed_process_leaves_what_was_recorded(tmp_path: Path) -> None:
 def test_who_watches_waits_until_the_file_has_its_name(tmp_path: Path) -> None:
     out = tmp_path / "out.pya"
     slowly = """
-import time
-from pyalloc import recording
+import threading
+from pyalloc import attached, recording
+ends = threading.Event()
+asked = threading.Semaphore(0)
+def state(state=attached.state):
+    if ends.is_set():
+        asked.release()
+    return state()
 def end(recorder, end=recording.Recorder._end):
     end(recorder)
-    time.sleep(3)
+    ends.set()
+    for _ in range(2):  # who believed the first answer is gone before the second
+        asked.acquire()
+attached.state = state
 recording.Recorder._end = end
 """
     with running(INSTALLED + slowly + TRAINING, **served("socket")) as program:
