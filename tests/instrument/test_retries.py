@@ -30,6 +30,21 @@ def test_a_model_made_again_is_told_from_others(plan: Plan) -> None:
     assert text.endswith("That held 4.0 MiB at the peak.")
 
 
+def test_where_most_of_the_old_model_is_held(plan: Plan) -> None:
+    """Memory runs out again before the peak, by which time half of the old model is gone."""
+    _model(plan, 2 << 30, line=2)
+    plan.event("oom", bytes=MIB)
+    _model(plan, 3 << 30, line=2)
+    plan.event("oom", bytes=MIB)
+    for i in range(2):
+        plan.event("free_requested", addr=(2 << 30) + i * MIB)
+        plan.event("free_completed", addr=(2 << 30) + i * MIB)
+    plan.event("alloc", addr=4 << 30, bytes=32 * MIB, stack=plan.stack(3))
+    text = kinds(plan.done())["retried"].text
+    assert text.startswith("2.0 MiB of parameters, 2.0 MiB of gradients were made before"), text
+    assert text.endswith("That held 4.0 MiB when memory ran out again.")
+
+
 def test_the_same_model_with_a_smaller_batch(plan: Plan) -> None:
     _model(plan, 2 << 30, line=2)
     for _ in range(2):
