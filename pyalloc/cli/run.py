@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from pathlib import Path
 
 from pyalloc import autorecord, launching, live
@@ -66,7 +65,6 @@ class Command:
         env[ENVIRONMENT] = text
         env[PLAN] = plan
         autorecord.remove_earlier(args.record)
-        sys.stdout.flush()
         # Python ignores these signals, and the program would inherit that.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)

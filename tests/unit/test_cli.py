@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shlex
+import signal
 import struct
 import subprocess
 import sys
@@ -88,17 +89,28 @@ def test_run_with_a_bad_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "memory" in capsys.readouterr().err
 
 
+def test_run_beside_another_allocator_of_torchs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the program's processes would fail, after whatever it does first."""
+    monkeypatch.setattr(os, "execvpe", None)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert cli.main(["run", "python", "x.py"]) == 3
+    assert "PYTORCH_ALLOC_CONF sets backend:cudaMallocAsync" in capsys.readouterr().err
+
+
 def test_run_passes_exit_code_arguments_and_settings(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python(
         """
         import sys
         from pyalloc.cli import main
         code = "import os, sys; print(os.environ['PYALLOC_CONF'], sys.argv[1:]); sys.exit(7)"
+        print("before")
         main(["run", "--conf", "memory:tight", sys.executable, "-c", code, "--flag", "x y"])
         """,
         expect=7,
     )
-    assert done.stdout.strip() == "memory:tight ['--flag', 'x y']"
+    assert done.stdout == "before\nmemory:tight ['--flag', 'x y']\n"
 
 
 def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -108,9 +120,12 @@ def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_run_becomes_is_ended_by_a_closed_pipe() -> None:
-    """Python ignores that signal, and a program that replaces a process ignores what the process did."""
-    done = run("bash", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}")
-    assert (done.stdout, done.stderr) == ("y\n141\n", "")
+    """Python ignores that signal, and SIGXFSZ; a program that replaces a process ignores what the process did."""
+    command = "yes | head -n 1; echo ${PIPESTATUS[0]}; grep SigIgn /proc/$$/status"
+    done = run("bash", "-c", command)
+    *lines, ignored = done.stdout.splitlines()
+    assert (lines, done.stderr) == (["y", "141"], "")
+    assert not int(ignored.split()[1], 16) >> (signal.SIGXFSZ - 1) & 1
 
 
 def test_an_empty_part_of_the_path_is_the_folder_where_the_program_starts(tmp_path: Path) -> None:
@@ -153,6 +168,7 @@ def test_how_to_record_is_not_said_where_nothing_is(
     ("words", "told"),
     [
         (["run", "--record=out.pya", "--stacks=all", "--no-source", "python"], "contradict"),
+        (["run", "python", "-I", "x.py"], "leave out -I"),
         (["attach", "1", "--stacks=all", "--no-source"], "contradict each other"),
         (["attach", "1", "--stop", "--no-marks"], "--stop only ends a recording"),
         (["replay", "out.pya", "--policy=native", "--conf=vmm:False"], "add --policy pyalloc"),
