@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+
+import pyalloc
 
 pytestmark = pytest.mark.torch
 
@@ -254,6 +258,25 @@ def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None: 
     assert "PYALLOC_CONF=garbage_collection_threshold:0.8" in done.stderr
     assert "PYALLOC_CONF=roundup_power2_divisions:... (" in done.stderr
     assert "expandable_segments" not in done.stderr
+
+
+def test_torchs_settings_that_pyalloc_has_too_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both variables may name one; what is set for pyalloc as well needs no word."""
+    module = sys.modules[pyalloc.install.__module__]
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(
+            name, "garbage_collection_threshold:0.8,roundup_power2_divisions:4,max_split_size_mb:64"
+        )
+    for text, told in (
+        ("", ["garbage_collection_threshold:0.8", "roundup_power2_divisions:4"]),
+        ("garbage_collection_threshold:0.5", ["roundup_power2_divisions:4"]),
+    ):
+        caplog.clear()
+        module._tell_of_settings(pyalloc.Config(text))
+        found = [record.message.rpartition("PYALLOC_CONF=")[2] for record in caplog.records]
+        assert sorted(found) == told
 
 
 def test_nccl_registers_no_pages_in_graphs(dry_python) -> None:  # type: ignore[no-untyped-def]

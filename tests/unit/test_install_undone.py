@@ -163,6 +163,15 @@ def test_uninstall_before_first_use(dry_python) -> None:  # type: ignore[no-unty
         original = torch._C._cuda_memoryStats
         handle = pyalloc.install()
         assert torch._C._cuda_memoryStats is not original
+        detach, pyalloc._core.torch_detach = pyalloc._core.torch_detach, lambda: False
+        try:
+            handle.uninstall()
+        except pyalloc.InstallError as error:
+            assert "could not be restored" in str(error), error
+        else:
+            raise AssertionError
+        assert pyalloc.status().installed and torch._C._cuda_memoryStats is not original
+        pyalloc._core.torch_detach = detach
         handle.uninstall()
         assert repr(handle) == "<pyalloc not installed: uninstalled>"
         assert torch._C._cuda_memoryStats is original
@@ -194,17 +203,26 @@ def test_uninstall_and_install_again(dry_python) -> None:  # type: ignore[no-unt
 
 
 def test_uninstall_after_use_is_refused(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """Also in a forked child, where torch says that CUDA is not initialized: it inherits tensors."""
     dry_python(
         """
-        import torch, pyalloc
+        import os, torch, pyalloc
         handle = pyalloc.install()
         x = torch.empty(1000, device="cuda")
-        try:
-            handle.uninstall()
-        except pyalloc.InstallError as error:
-            assert "cannot be removed" in str(error)
-        else:
-            raise AssertionError
+        for child in (False, True):
+            pid = os.fork() if child else 0
+            if pid:
+                assert os.waitpid(pid, 0)[1] == 0
+                break
+            assert torch.cuda.is_initialized() != child
+            try:
+                handle.uninstall()
+            except pyalloc.InstallError as error:
+                assert "cannot be removed" in str(error)
+            else:
+                raise AssertionError
+            if child:
+                os._exit(0)
         assert torch.cuda.memory_allocated() == 4096
         """
     )
