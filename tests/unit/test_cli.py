@@ -344,6 +344,25 @@ def test_a_folder_is_no_recording_to_overwrite(
     assert f"{tmp_path} is a folder" in told and "--force" not in told
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["replay", "report", "top", "stats", "diff", "sweep", "events", "plan", "export --to csv"],
+)
+def test_whether_a_file_can_be_written_is_told_before_any_is_read(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = words.split()
+    text = {"plan": ".plan", "export": ".csv"}.get(command, ".txt")
+    there = tmp_path / f"old{text}"
+    there.touch()
+    begin = [command, "gone.pya", *options, "-o"]
+    assert cli.main([*begin, str(there)]) == 2
+    assert f"{there} already exists; --force overwrites it" in capsys.readouterr().err
+    if text == ".txt":
+        assert cli.main([*begin, "new.pdf"]) == 2
+        assert "new.pdf: this command does not write .pdf" in capsys.readouterr().err
+
+
 def test_the_terminal_is_not_named_by_a_dash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
