@@ -264,6 +264,32 @@ def program(plan: Plan) -> Path:
     return plan.done()
 
 
+def test_stats_of_a_process_shows_the_sums_of_its_pools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: dict[str, Any] = {
+        "num_ooms": 2,
+        "allocated_bytes.all.current": 3 * MIB,
+        "allocated_bytes.small_pool.current": MIB,
+    }
+    devices = {"0": told}
+    monkeypatch.setattr(live, "ask", lambda pid: {"pid": pid, "devices": devices})
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["stats", "12"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split() for line in out.splitlines()] == [
+        ["device", "0:", "num_ooms", "2"],
+        ["device", "0:", "allocated_bytes.all.current", f"{3 * MIB:,}", "3.0", "MiB"],
+    ]
+    assert err == "next: pyalloc live 12\n"
+    devices.clear()
+    assert cli.main(["stats", "12"]) == 0
+    assert capsys.readouterr().out.split() == ["CUDA", "not", "used", "yet"]
+    (tmp_path / "12").mkdir()  # a file of that name comes first
+    assert cli.main(["stats", "12"]) == 2
+    assert capsys.readouterr().err == "pyalloc stats: 12 is a folder\n"
+
+
 def test_a_sweep_with_settings_fits_80_columns(plan: Plan) -> None:
     path = small_trace(plan)
     longer = "memory:fast,keep_free:100MB"
