@@ -67,6 +67,8 @@ def test_the_verdict_is_the_same_whatever_else_is_looked_at(plan: Plan) -> None:
     ("held", "verdict"),
     [
         ([90, 90, 1, 2, 3, 4, 5, 6], "leak: 1.00 MiB more at each step"),  # two steps warm up
+        ([9, 9, 1, 1.125, 1.25], "leak: 0.12 MiB more at each step"),  # the least of both
+        ([9, 9, 1, 2], "leak unknown: a verdict needs five or more steps, and 4 steps began"),
         ([9, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.07], "no leak: nothing grows from step to step"),
         ([1, 1, 1, 1, 9, 9, 9, 9], "no leak: nothing grows from step to step"),
         ([1, 1, 1, 5, 5, 5, 9, 9], "possible leak: nothing grows at every step"),
@@ -88,3 +90,18 @@ def test_what_is_called_a_leak(plan: Plan, held: list[float], verdict: str) -> N
         before = now
         plan.event("step", "step", arg=step)
     assert leaks.verdict(trace.analyse(plan.done())).startswith(verdict)
+
+
+def test_a_leak_without_a_line_is_of_the_phase_that_grew_most(plan: Plan) -> None:
+    """From the third step to the last: not what it held before, nor what grew most of late."""
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        for i, (phase, kib) in enumerate(
+            (("first", {0: 8192, 1: 0, 2: 6144}.get(step, 1024)), ("second", 1536 * (step > 1)))
+        ):
+            plan.event("phase_begin", phase)
+            if kib:
+                plan.event("alloc", addr=(2 * step + i + 1) << 30, bytes=kib << 10)
+            plan.event("phase_end", phase)
+    (found,) = leaks.growth(trace.analyse(plan.done()))
+    assert (found.phase, found.bytes, found.more_blocks) == ("first", 17.5 * MIB, True)
