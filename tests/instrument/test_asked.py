@@ -219,6 +219,10 @@ def test_figures_of_nothing(plan: Plan) -> None:
     plan.event("user", "allocator=native")
     out = pyalloc("stats", plan.done())
     assert "requests  " not in out and "lines with" not in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["n_allocs", "0"] in rows and ["is_complete", "True"] in rows
+    assert ["peak_bytes", "0", "0", "bytes"] in rows and rows[-2][0] == "seconds"
+    assert not any(row[0].endswith("_ns") or row[0] == "peak_phase" for row in rows)
     assert "0 of 0 requests (0.0 %)" in " ".join(pyalloc("top", plan.path, "--temporary").split())
 
 
