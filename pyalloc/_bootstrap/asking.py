@@ -11,7 +11,6 @@ import functools
 import linecache
 import sys
 from collections.abc import Iterable, Iterator
-from types import CodeType
 from typing import Any, TypeGuard
 
 _TAKING = {"masked_select", "nonzero", "where", "argwhere"}
@@ -23,7 +22,7 @@ def takes_if_any() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None and _is_between(frame.f_globals.get("__name__") or ""):
         frame = frame.f_back
-    return frame is not None and _takes(frame.f_code, frame.f_lineno)
+    return frame is not None and _takes(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_between(module: str) -> bool:
@@ -33,8 +32,8 @@ def _is_between(module: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _takes(code: CodeType, line: int) -> bool:
-    tree = _tree(code.co_filename)
+def _takes(file: str, line: int) -> bool:
+    tree = _tree(file)
     return _is_asked_for(tree, line) or any(
         _is_taken_by(mask, done) for test, done in _branches(tree, line) for mask in _asked_of(test)
     )
