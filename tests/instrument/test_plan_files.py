@@ -28,6 +28,8 @@ def test_files(steps: Path, tmp_path: Path) -> None:
     assert planning.read(target) == made
     assert "--force overwrites it" in pyalloc("plan", steps, "-o", target, expect=2)
     assert "is also an input" in pyalloc("plan", steps, "-o", steps, "--force", expect=2)
+    odd = shutil.copy(steps, tmp_path / "odd.plan")
+    assert "is also an input" in pyalloc("plan", odd, "--force", expect=2)
     data = json.loads(pyalloc("plan", steps, "-o", target, "--force", "--json", "-q"))
     assert [part["extent_bytes"] for part in data["devices"]] == [only(made).extent_bytes]
     assert set(data["replayed"]) == {"native", "expandable", "pyalloc", "planned"}
@@ -316,6 +318,26 @@ def test_a_plan_that_needs_more_is_told(
     assert ("The program needs less memory without the plan" in out) == is_told
     assert ("next: pyalloc run --plan" not in err) == is_told
     assert "next: pyalloc run" in err
+
+
+@pytest.mark.parametrize(("n_steps", "n_mib"), [(1, 0.125), (1, 4), (5, 0)])
+def test_what_is_told_of_a_plan(
+    n_steps: int, n_mib: float, plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Program(plan)
+    for _ in range(n_steps):
+        program.step(first=False)
+    if n_mib:
+        program.take(int(n_mib * MIB), stream=7)
+    assert cli.main(["plan", str(plan.done())]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("planned all 13 requests" in text) == (n_steps == 1), text
+    assert ("requests: the program's beginning and one step" in text) == (n_steps == 5)
+    assert ("No two consecutive steps make the same requests" in text) == (n_steps == 1)
+    assert ("11 % of all bytes were requested on other streams" in text) == (n_mib == 4)
+    assert ("% of all bytes" in text) == (n_mib == 4)  # a percent is not mentioned
+    for name in ("native", "expandable", "pyalloc", "planned"):
+        assert re.search(rf"\b{name} yes [0-9.]+ MiB", text), text
 
 
 def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
