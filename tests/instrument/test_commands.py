@@ -14,6 +14,7 @@ import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import _core, cli, console, source, trace
+from pyalloc.cli import report as report_command
 from pyalloc.config import Config
 from pyalloc.report.text import explain_oom, sparkline, summary
 
@@ -430,3 +431,35 @@ def test_a_leak_in_a_function_of_a_long_name_fits_80_columns(plan: Plan) -> None
     for words in (["report"], ["top", "--over-time"], ["diff"]):
         out = pyalloc(words[0], path, *words[1:], "-q", expect=words == ["diff"])
         assert "leak: 1.00 MiB more" in out and all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_what_a_report_proposes_next(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        for i in range(2):
+            plan.event("alloc", addr=(i + 1) << 30, bytes=8 * MIB, stack=plan.stack(i))
+        for i in range(2):
+            plan.event("free_requested", addr=(i + 1) << 30)
+    found = trace.analyse(plan.done())
+    begin = f"pyalloc {{}} {plan.path}"
+    assert report_command._next(found) == begin.format("top") + " --by line"
+    found.replays = {
+        name: {"peak_bytes": n * MIB, "completed": True}
+        for name, n in (("native", 90), ("expandable", 90), ("pyalloc", 16))
+    }
+    assert report_command._next(found) == begin.format("replay") + " --find-min"
+    found.replays = {}
+    monkeypatch.setattr(report_command, "_REPLAY_OPERATIONS", found.totals["n_events"])
+    assert report_command._next(found) == begin.format("top") + " --by line"
+    monkeypatch.setattr(report_command, "_REPLAY_OPERATIONS", found.totals["n_events"] - 1)
+    assert report_command._next(found) == begin.format("replay")  # it was not replayed
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_report_of_what_grows_proposes_to_look_over_time(plan: Plan, every: int) -> None:
+    for step in range(10):
+        plan.event("step", "step", arg=step)
+        if step % every == 0:
+            plan.event("alloc", addr=(step + 1) << 30, bytes=8 * MIB, stack=plan.stack(3))
+    found = trace.analyse(plan.done())
+    assert report_command._next(found) == f"pyalloc top {plan.path} --over-time"
