@@ -176,7 +176,7 @@ def _next(found: Analysis) -> str:
     path = console.quoted(found.path)
     if found.is_empty:
         return console.RECORD
-    if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
+    if found.totals["n_events"] > _REPLAY_OPERATIONS:
         return f"pyalloc replay {path}"  # not replayed here
     if leaks.growth(found) or leaks.jumps(found):
         return f"pyalloc top {path} --over-time"

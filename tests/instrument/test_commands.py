@@ -455,11 +455,13 @@ def test_what_a_report_proposes_next(plan: Plan, monkeypatch: pytest.MonkeyPatch
     assert report_command._next(found) == begin.format("replay")  # it was not replayed
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_report_of_what_grows_proposes_to_look_over_time(plan: Plan, every: int) -> None:
+@pytest.mark.parametrize(("every", "n_bytes"), [(1, MIB // 8), (3, 8 * MIB)])
+def test_a_report_of_what_grows_proposes_to_look_over_time(
+    plan: Plan, every: int, n_bytes: int
+) -> None:
     for step in range(10):
         plan.event("step", "step", arg=step)
         if step % every == 0:
-            plan.event("alloc", addr=(step + 1) << 30, bytes=8 * MIB, stack=plan.stack(3))
+            plan.event("alloc", addr=(step + 1) << 30, bytes=n_bytes, stack=plan.stack(3))
     found = trace.analyse(plan.done())
     assert report_command._next(found) == f"pyalloc top {plan.path} --over-time"
