@@ -95,7 +95,13 @@ def start(rounds: int) -> Start:
     )
     middle = statistics.median
     return Start(
-        *map(middle, (import_wall, import_cpu, wall, cpu)), min(cpu), max(cpu), rounds=rounds
+        import_wall_ms=middle(import_wall),
+        import_cpu_ms=middle(import_cpu),
+        install_wall_ms=middle(wall),
+        install_cpu_ms=middle(cpu),
+        install_cpu_least_ms=min(cpu),
+        install_cpu_most_ms=max(cpu),
+        rounds=rounds,
     )
 
 

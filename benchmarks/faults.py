@@ -26,6 +26,10 @@ MIB = 1 << 20
 OUT_OF_MEMORY, INVALID, ILLEGAL_ADDRESS = 2, 1, 700
 
 
+CREATING = ("cudaMalloc", "cuMemCreate", "cuMemCreate")
+RESERVE, RECORD, QUERY = "cuMemAddressReserve", "cudaEventRecord", "cudaEventQuery"
+
+
 @dataclass(frozen=True)
 class Fault:
     """One call that fails once.  calls: its name under each allocator; "": that one makes no such call."""
@@ -36,22 +40,18 @@ class Fault:
     step: str
 
 
-FAULTS = [
-    Fault(f"creating memory: {text}", ("cudaMalloc", "cuMemCreate", "cuMemCreate"), error, "make")
-    for text, error in (("out of memory", OUT_OF_MEMORY), ("illegal address", ILLEGAL_ADDRESS))
-] + [
-    Fault(what, (native, expandable, pyalloc), error, step)
-    for what, native, expandable, pyalloc, error, step in (
-        ("reserving addresses", "", *["cuMemAddressReserve"] * 2, OUT_OF_MEMORY, "stream"),
-        ("mapping", "", "cuMemMap", "cuMemMap", INVALID, "make"),
-        ("setting access", "", "cuMemSetAccess", "cuMemSetAccess", INVALID, "make"),
-        ("unmapping", "", "cuMemUnmap", "cuMemUnmap", INVALID, "empty"),
-        ("giving memory back", "cudaFree", *["cuMemRelease"] * 2, INVALID, "empty"),
-        ("waiting for work", "", "cudaStreamSynchronize", "cuCtxSynchronize", INVALID, "empty"),
-        ("recording an event", *["cudaEventRecord"] * 2, "cuEventRecord", INVALID, "drop"),
-        ("querying an event", *["cudaEventQuery"] * 2, "cuEventQuery", INVALID, "query"),
-    )
-]
+FAULTS = (
+    Fault("creating memory: out of memory", CREATING, OUT_OF_MEMORY, "make"),
+    Fault("creating memory: illegal address", CREATING, ILLEGAL_ADDRESS, "make"),
+    Fault("reserving addresses", ("", RESERVE, RESERVE), OUT_OF_MEMORY, "stream"),
+    Fault("mapping", ("", "cuMemMap", "cuMemMap"), INVALID, "make"),
+    Fault("setting access", ("", "cuMemSetAccess", "cuMemSetAccess"), INVALID, "make"),
+    Fault("unmapping", ("", "cuMemUnmap", "cuMemUnmap"), INVALID, "empty"),
+    Fault("giving memory back", ("cudaFree", "cuMemRelease", "cuMemRelease"), INVALID, "empty"),
+    Fault("waiting for work", ("", "cudaStreamSynchronize", "cuCtxSynchronize"), INVALID, "empty"),
+    Fault("recording an event", (RECORD, RECORD, "cuEventRecord"), INVALID, "drop"),
+    Fault("querying an event", (QUERY, QUERY, "cuEventQuery"), INVALID, "query"),
+)
 
 CHILD = """
 import ctypes, gc, json, sys, torch

@@ -143,7 +143,7 @@ def main() -> int:
     if unknown or missing:
         parser.error(missing or f"no such loop: {', '.join(sorted(unknown))}")
     record.build_recorder()
-    rows = []
+    rows: list[Row] = []
     loops = arguments.names or LOOPS
     with tempfile.TemporaryDirectory() as folder:
         for number, loop in enumerate(loops, 1):

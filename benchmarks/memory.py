@@ -46,8 +46,8 @@ from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
 from pyalloc.caveats import STATE_ONLY, UNMODELLED, is_from_torch, notes_of
 from pyalloc.errors import PyallocError
+from pyalloc.folding import clip
 from pyalloc.moments import PAGE
-from pyalloc.report.text import clip
 from pyalloc.trace import as_trace_file
 
 NEIGHBOURS = 32

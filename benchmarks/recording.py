@@ -23,11 +23,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks import hostcuda
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import ROOT, commit
+from benchmarks.memory import commit
+from benchmarks.torch_replay import ROOT
 
 DEPTH = 16
 ROWS = (  # name, allocator, who records, stacks; the most nanoseconds that issue 7 allows
@@ -61,9 +63,10 @@ def deep(depth: int, n: int) -> float:
 
 def depth_now() -> int:
     """The number of Python frames, from here outwards."""
-    frame, n = sys._getframe(), 0
+    frame: FrameType | None = sys._getframe()
+    n = 0
     while frame is not None:
-        frame, n = frame.f_back, n + 1  # type: ignore[assignment]
+        frame, n = frame.f_back, n + 1
     return n
 
 
@@ -129,15 +132,15 @@ def child(recorder: str, stacks: str, n: int, path: Path) -> dict[str, float]:
 
     make = Torchs if recorder == "torch" else Ours
     first = make(stacks, path)
-    with first:  # type: ignore[attr-defined]
+    with first:
         deep(below, 100)
-    frames = first.check(100)  # type: ignore[attr-defined]
+    frames = first.check(100)
     assert frames == (0 if stacks == "none" else DEPTH), frames
     deep(below, n // 10)
     plain, recorded, ended = [], [], []
     for _ in range(3):
         plain.append(deep(below, n))
-        with make(stacks, path):  # type: ignore[attr-defined]
+        with make(stacks, path):
             recorded.append(deep(below, n))
             start = time.perf_counter()
         ended.append(recorded[-1] + time.perf_counter() - start)
@@ -188,7 +191,8 @@ def main() -> int:
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(child(*args.child, args.pairs, args.file)))
+        recorder, stacks = args.child
+        print(json.dumps(child(recorder, stacks, args.pairs, args.file)))
         return 0
     why = hostcuda.why_not()
     if why:

@@ -25,6 +25,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def in_rounds(
     return {name: [answers[name] for answers in rounds] for name in servers}
 
 
-def figures(ns: list[float], native_ns: list[float]) -> dict[str, Any]:
+def figures(ns: Sequence[float], native_ns: Sequence[float]) -> dict[str, Any]:
     """The median, fastest and slowest turn, and the ratios of native's turns to them, turn by turn."""
     ratios = [theirs / own for theirs, own in zip(native_ns, ns, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -127,7 +128,7 @@ def measure(
         for name, all_rounds in answers.items():
 
             def middle(key: str, of: list[dict[str, Any]] = all_rounds) -> float:
-                return statistics.median(answer[key] for answer in of)
+                return float(statistics.median(answer[key] for answer in of))
 
             results.append(
                 {

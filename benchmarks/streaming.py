@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.helping import HelpFormatter
-from benchmarks.memory import ROOT, commit
+from benchmarks.memory import commit
+from benchmarks.torch_replay import ROOT
 from pyalloc import _core
 from pyalloc.convert import KINDS
 

@@ -33,6 +33,7 @@ from benchmarks import (
 from benchmarks.peers import building
 from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS, THROUGH_WRAPPER, TorchReplay
+from benchmarks.workloads import record
 from pyalloc import _core
 
 pytest.importorskip("pytest_benchmark")
@@ -140,7 +141,7 @@ def test_perturbed(benchmark: Any, tmp_path: Path) -> None:
 @in_torch
 def test_lasting(benchmark: Any, tmp_path: Path) -> None:
     """benchmarks.lasting."""
-    lasting.record.build_recorder()
+    record.build_recorder()
     rows = benchmark.pedantic(lambda: list(lasting.measure("unet", 3, tmp_path)), rounds=1)
     assert [row.allocator for row in rows] == list(ALLOCATORS)
     assert all(row.n_steps == 3 * row.n_first for row in rows)
@@ -260,6 +261,9 @@ def test_streaming(benchmark: Any, tmp_path: Path, command: str) -> None:
     assert resident < streaming.LIMIT
 
 
+OpCall = Callable[..., Any]
+
+
 def op_cases() -> list[tuple[str, str]]:
     """Pairs of an op and whose: ours or torch's."""
     names = ("log_prob", "mixture", "additive", "attention")
@@ -279,12 +283,13 @@ def test_ops(benchmark: Any, name: str, whose: str) -> None:
     attended = [torch.randn(1, 4, 200, dim) for _ in "qkv"]
     sizes = ((8, 64), (8, 20, 64), (8, 20, 128), (64,))
     summed = [torch.randn(size) for size in sizes]
-    ours, theirs, inputs, shape = {
+    cases: dict[str, tuple[OpCall, OpCall, list[Any], tuple[int, ...]]] = {
         "log_prob": (spherical.our_log_prob, spherical.by_einsum, ball[:3], (n_l, n_m, n_t)),
         "mixture": (spherical.our_mixture, spherical.mixture_einsum, ball, (n_l, n_t)),
         "additive": (ops.additive_attention, additive.eager_additive, summed, (8, 128)),
         "attention": (attention.our_attention, attention.sdpa, attended, (1, 4, 200, dim)),
-    }[name]
+    }
+    ours, theirs, inputs, shape = cases[name]
     benchmark.group = f"ops, {name}"
     measure.check(name, *measure.checked(ours, theirs, inputs, shape))
     run = measure.both(ours if whose == "ours" else theirs, inputs, torch.randn(shape))

@@ -127,7 +127,7 @@ def _adapt_numba(_numba: Any) -> None:
             'call pyalloc.adapters.use("numba") before its first CUDA call'
         )
 
-    class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    class MemoryManager(cuda.HostOnlyCUDAMemoryManager):
         """Numba's plug-in for device memory; pinned memory stays Numba's."""
 
         interface_version = 1
@@ -162,7 +162,7 @@ def _adapt_numba(_numba: Any) -> None:
 
 
 def _adapt_cuda_core(core: Any) -> None:
-    class MemoryResource(core.MemoryResource):  # type: ignore[misc]
+    class MemoryResource(core.MemoryResource):
         """One device's memory."""
 
         is_device_accessible = True

@@ -77,9 +77,14 @@ def additive_kept(b: Bench) -> None:
         v = torch.randn(n_h, requires_grad=True)
         shared = {x.untyped_storage().data_ptr() for x in (keys, values, v)}
         found: dict[int, int] = {}
-        alive = []
+        alive: list[Tensor] = []
 
-        def pack(x: Tensor, shared=shared, found=found, alive=alive) -> Tensor:
+        def pack(
+            x: Tensor,
+            shared: set[int] = shared,
+            found: dict[int, int] = found,
+            alive: list[Tensor] = alive,
+        ) -> Tensor:
             storage = x.untyped_storage()
             if storage.data_ptr() not in shared:
                 found[storage.data_ptr()] = storage.nbytes()

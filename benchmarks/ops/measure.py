@@ -113,7 +113,8 @@ class Bench:
             self.copied_bytes_per_ms = 2 * source.nbytes / min(map(statistics.median, taken))
         n_units = torch.cuda.get_device_properties().multi_processor_count
         flop_per_ms = n_units * per_clock * float(clock.split()[0]) * 1e3
-        return max(n_bytes / self.copied_bytes_per_ms, n_flop / flop_per_ms)
+        least: float = max(n_bytes / self.copied_bytes_per_ms, n_flop / flop_per_ms)
+        return least
 
     def compare(
         self,
@@ -199,7 +200,8 @@ def captured(run: Run) -> Run:
         print(f"timed with its launches: {str(error).splitlines()[0]}", file=sys.stderr)
         torch.cuda.synchronize()
         return run
-    return graph.replay
+    replay: Run = graph.replay
+    return replay
 
 
 def failure(run: Run) -> str | None:

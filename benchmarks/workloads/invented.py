@@ -89,8 +89,8 @@ def transformer(rng: random.Random, n: int, width: int, item: int) -> list[Layer
     """Attention, with or without its probabilities kept, and two products of four times the width."""
     row = width * item
     square = max(1, width // 64) * item if rng.random() < 0.5 else 0
-    kept = [(3 * row, 0.0), (row, 0.0), (row, 0.0), (4 * row, 0.0), (4 * row, 0.0), (row, 0.0)]
-    kept += [(0.0, float(square))] if square else []
+    kept: list[tuple[float, float]] = [(part * row, 0.0) for part in (3, 1, 1, 4, 4, 1)]
+    kept += [(0.0, square)] if square else []
     weights = (3 * width * row, width * row, 4 * width * row, 4 * width * row, row, row, 4 * row)
     return [Layer(weights, tuple(kept))] * n
 

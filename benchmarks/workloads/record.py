@@ -138,7 +138,8 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        record_here(*arguments.child, arguments.times)
+        name, path = arguments.child
+        record_here(name, path, arguments.times)
     if arguments.list:
         print("\n".join(names()))
         return 0

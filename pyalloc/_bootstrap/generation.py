@@ -75,7 +75,7 @@ def _accepting_no_draft(decode: Callable[..., Any]) -> Callable[..., Any]:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    class CountOnTheHost(TorchFunctionMode):  # type: ignore[misc]
+    class CountOnTheHost(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

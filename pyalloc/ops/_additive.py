@@ -1,6 +1,6 @@
 """Additive attention's kernels: how they are called, and how they are registered with torch."""
-# mypy: disable-error-code="untyped-decorator, misc"
-#   mypy does not follow torch: what derives from it or is decorated by it has no type
+# mypy: disable-error-code="untyped-decorator"
+#   mypy does not follow torch: what it decorates has no type
 # ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Autograd formulas registered with torch.library serve plain autograd and the com
 silently ignore `jvp`. So while a transform is active, each op is called as an autograd.Function made here, whose
 backward calls another one. Derivatives beyond the kernels' forward and backward come from the formulas in `_eager`.
 """
-# mypy: disable-error-code="misc"
-#   mypy does not follow torch: classes derived from it have no type
 
 from __future__ import annotations
 

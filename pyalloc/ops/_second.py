@@ -5,9 +5,6 @@ computed for them, and hardly any time spent: a call for a few queries and its b
 result carries one hook, which usually looks at the grad mode and returns.
 """
 
-# mypy: disable-error-code="misc"
-#   mypy does not follow torch: classes derived from it have no type
-
 from __future__ import annotations
 
 from functools import partial

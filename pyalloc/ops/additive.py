@@ -1,6 +1,6 @@
 """Additive attention (Bahdanau et al. 2015) that keeps only the projected query and the probabilities."""
-# mypy: disable-error-code="untyped-decorator, misc"
-#   mypy does not follow torch: what derives from it or is decorated by it has no type
+# mypy: disable-error-code="untyped-decorator"
+#   mypy does not follow torch: what it decorates has no type
 
 from __future__ import annotations
 
