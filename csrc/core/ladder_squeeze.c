@@ -39,7 +39,8 @@ squeeze_room(const struct pya_card *card) {
     return (room < free_bytes ? room : free_bytes) / PYA_PAGE;
 }
 
-/* Could the pages that the arena lacks come from larger grains of other arenas and from new pages? */
+/* Could the pages that the arena lacks come from larger grains of other arenas and from new pages, and may its pool
+ * have them? */
 static bool
 squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
     const struct pya_card *card = arena->card;
@@ -53,6 +54,7 @@ squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
     }
     const size_t n_lacking = n_there == 0 ? 0 : pya_ladder_stitch_lacks(arena, bytes);
     return n_lacking > 0 && /* otherwise pages are not what ran out */
+           n_lacking <= pya_arena_pool_room(arena) / PYA_PAGE &&
            n_others + squeeze_room(card) >= n_lacking;
 }
 

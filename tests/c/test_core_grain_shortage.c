@@ -37,6 +37,24 @@ test_what_the_device_has_is_used_up(void) {
     world_fini(&world);
 }
 
+/* Smaller grains do not help a pool that may not grow: what pya_reserve() keeps is not given back for it. */
+static void
+test_a_pools_limit_gives_nothing_back(void) {
+    struct world world = {.config = {.capacity_bytes = 8 * GIB}};
+    const struct pya_pool_id id = {3, 4};
+    pya_dptr ptr;
+    world_init(&world, "");
+    CHECK_OK(pya_reserve(world.heap, 0, 2 * GIB, 0));
+    CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+    CHECK_OK(pya_pool_set_limit(world.heap, 0, id, 640 * MIB));
+    (void)take(&world, 400 * MIB, 0);
+    const size_t before = reserved(&world);
+    CHECK_EQ(pya_alloc(world.heap, 0, 400 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK_EQ(reserved(&world), before);
+    CHECK_OK(pya_pool_end(world.heap, 0, id));
+    world_fini(&world);
+}
+
 /* Every second one of 64 grains is free, and nothing else.  A request for less than what is free must not fail only
  * because the part beyond whole grains is smaller than a grain. */
 static void
@@ -327,6 +345,7 @@ static const struct check_case cases[] = {
     {"what_was_freed_since_the_wait_is_waited_for",
      test_what_was_freed_since_the_wait_is_waited_for},
     {"what_the_device_has_is_used_up", test_what_the_device_has_is_used_up},
+    {"a_pools_limit_gives_nothing_back", test_a_pools_limit_gives_nothing_back},
     {"grains_serve_less_than_one", test_grains_serve_less_than_one},
     {"streams_are_served_from_larger_grains", test_streams_are_served_from_larger_grains},
     {"larger_grains_serve_as_they_are_where_none_can_be_made",
