@@ -342,7 +342,7 @@ def analyse(
     moments: int = 0,
     step: Steps | None = None,
     temporary: int | None = None,
-    oom: int = 0,
+    oom: int | None = None,
     n_bins: int = 1000,
     progress: Progress | None = None,
 ) -> Analysis:
@@ -355,7 +355,7 @@ def analyse(
             them; fewer where very many blocks are alive at once. And a few hundred of which sums by stack are known.
         step: the one, or the first and the last, to be looked at block by block, or "all"; None: that of the peak.
         temporary: blocks are, before whose free at most so many further requests of their device come; None: none is.
-        oom: which out-of-memory error is told of, if there are several; -1: the last.
+        oom: which out-of-memory error is told of, from 0 on; -1: the last; None: the first, if there is one.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
 
@@ -370,7 +370,7 @@ def analyse(
         )
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
-        error = [oom_at(first.ooms(), oom)] if oom else []
+        error = [] if oom is None else [oom_at(first.ooms(), oom)]
         at = sorted({*_interesting(first, totals, min(moments, most)), *error})
         steps = [each[1] for each in first.steps()]
         marks = stays.marks(first.bins(), steps, at, most) if moments else at
@@ -386,16 +386,18 @@ def analyse(
             window=window,
             ranges=_told(totals, window, at) if moments else [],
         )
-        result = Analysis.of(path, first, second, at, marks, window[1], oom)
+        result = Analysis.of(path, first, second, at, marks, window[1], oom or 0)
         findings.look_for_all(result, file, device, progress)
         return result
 
 
 def oom_at(ooms: Sequence[tuple[int, ...]], which: int) -> int:
     """The moment of an out-of-memory error, counted from 0; -1: the last one."""
-    if which >= len(ooms) or not ooms:
-        n = {0: "never", 1: "once", 2: "twice"}.get(len(ooms), f"{len(ooms)} times")
-        raise UsageError(f"there is no oom:{which + 1 or 'last'}: memory ran out {n} in this trace")
+    if not ooms:
+        raise UsageError("memory never ran out in this trace; leave out --oom")
+    if which >= len(ooms):
+        n = {1: "once", 2: "twice"}.get(len(ooms), f"{len(ooms)} times")
+        raise UsageError(f"there is no oom:{which + 1}: memory ran out {n} in this trace")
     return ooms[which][0]
 
 

@@ -36,7 +36,6 @@ class Command:
         parser.add_argument(
             "--oom",
             type=_oom,
-            default=0,
             metavar="N",
             help="which out-of-memory error to explain if there are several: a number, or last (default: the first)",
         )

@@ -106,3 +106,10 @@ def test_which_of_several_errors_is_told_of(plan: Plan) -> None:
     assert "there is no oom:7: memory ran out 6 times" in pyalloc(
         "top", path, "--at", "oom:7", expect=2
     )
+
+
+def test_no_error_is_explained_where_memory_never_ran_out(plan: Plan) -> None:
+    path = steps_of_three(plan)
+    for wanted in ("1", "2", "last"):
+        out = pyalloc("report", path, "--oom", wanted, expect=2)
+        assert out == "pyalloc report: memory never ran out in this trace; leave out --oom\n"
