@@ -6,13 +6,16 @@ import contextlib
 import shlex
 import shutil
 import signal
+from collections.abc import Iterator, Sequence
 
 from pyalloc import console, hostcuda, units
-from pyalloc.dryrun import OUT_OF_MEMORY, Result
+from pyalloc.dryrun import OUT_OF_MEMORY, DeviceUse, Result
 from pyalloc.report.text import wrapped
 
 # A card with less than this left over may not hold the CUDA context and the libraries' own memory.
 _MARGIN = 2**30
+# So many processes are shown one by one, counted for each device that they use.
+_MOST_USES = 32
 # Exit codes of programs that people, `timeout` or batch systems ended; a program that fails has others.
 _FROM_OUTSIDE = {128 + each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
@@ -218,15 +221,7 @@ def summary(result: Result) -> str:
         *(wrapped(value, f"  {name:<17}", " " * 19) for name, value in figures),
     ]
     if len(result.devices) > 1:
-        lines += [
-            wrapped(
-                f"process {use.pid} device {use.device}: allocated {_size(use.peak_allocated_bytes)}, "
-                f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}",
-                "    ",
-                "      ",
-            )
-            for use in result.devices
-        ]
+        lines += [wrapped(text, "    ", "      ") for text in _uses(result.devices)]
     lines += [wrapped(remark, rest="    ") for remark in _remarks(result)]
     if _first(result):
         lines.append(wrapped(f"first: {_first(result)}", rest="    "))
@@ -246,6 +241,20 @@ def _remark_on_reads(result: Result) -> str:
         f"warning: {read}{known}; no kernel ran, so sizes and errors that depend on {others} are "
         "wrong"
     )
+
+
+def _uses(uses: Sequence[DeviceUse]) -> Iterator[str]:
+    """What each process took of each device; of very many those that took most."""
+    by_size = sorted(uses, key=lambda use: use.peak_device_bytes, reverse=True)
+    others = by_size[_MOST_USES:]
+    for use in (use for use in uses if use not in others):
+        yield (
+            f"process {use.pid} device {use.device}: allocated {_size(use.peak_allocated_bytes)}, "
+            f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}"
+        )
+    if others:
+        most = _size(others[0].peak_device_bytes)
+        yield f"{len(others)} other{'s' * (len(others) > 1)}: at most {most} of device bytes; --json FILE has them all"
 
 
 def _remarks(result: Result) -> list[str]:

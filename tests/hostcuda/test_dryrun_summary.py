@@ -227,6 +227,23 @@ def test_only_values_that_nobody_computed_are_warned_of(known: int, expected: st
     assert expected.format("the program read 24 bytes back from the device in 3 copies") in shown
 
 
+def test_of_many_processes_those_that_took_most_are_shown() -> None:
+    one = dryrun.DeviceUse(1, 0, 0, 1 << 30, 5 << 20, None, None, None)
+    few = [replace(one, pid=pid) for pid in range(1, 33)]
+    shown = flat(summary(result(1 << 30, devices=tuple(few))))
+    assert "process 32 device 0" in shown and "others" not in shown
+    many = [replace(use, peak_device_bytes=use.pid << 20) for use in few]
+    more = (many[0], replace(one, pid=50, peak_device_bytes=1 << 20), *many[1:])
+    text = flat(summary(result(1 << 30, devices=more)))
+    assert text.count(" device 0: ") == 32
+    assert "process 50 " not in text and text.index("process 1 ") < text.index("process 32 ")
+    assert "1 other: at most 1.0 MiB of device bytes; --json FILE has them all" in text
+    more += tuple(replace(one, pid=pid, peak_device_bytes=9 << 10) for pid in (60, 61))
+    assert "3 others: at most 1.0 MiB of device bytes" in flat(
+        summary(result(1 << 30, devices=more))
+    )
+
+
 def test_one_kernel_is_one() -> None:
     assert "and 1 kernel (which computed nothing)" in flat(summary(result(8 << 30)))
     assert "and 2 kernels (" in flat(summary(result(8 << 30, launches=2)))
