@@ -7,6 +7,7 @@ Only the chosen one is imported, so that `pyalloc run` starts fast.
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import difflib
 import importlib
@@ -25,6 +26,9 @@ from typing import Protocol
 
 from pyalloc import __version__, console
 from pyalloc.errors import PyallocError
+
+# The levels of timelines, and the mark for what was left out, in a terminal without Unicode.
+_ASCII = dict(zip("▁▂▃▄▅▆▇█…", ".:-=+*#@~", strict=True))
 
 
 class Subcommand(Protocol):
@@ -78,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # print "?" for what the terminal cannot show
+        codecs.register_error("pyalloc", _plain)
+        sys.stdout.reconfigure(errors="pyalloc")
     try:
         with _ended_in_order():
             code = _dispatch(words)
@@ -95,6 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.complain(f"pyalloc {words[0] if words else ''}: {why}")
         return 2
     return code
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Error handler of a codec: what a terminal shows for characters that it does not have."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_ASCII.get(each, "?") for each in lacking), error.end
 
 
 @contextlib.contextmanager

@@ -177,6 +177,8 @@ def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
     )  # as it is for most: written when the command ends, or asks for it
     done = subprocess.run([*command, "report", path], env=plain, capture_output=True, check=False)
     assert done.returncode == 0 and done.stdout.isascii() and b"at the peak" in done.stdout
+    timeline = done.stdout.split(b"[", 1)[1].split(b"]", 1)[0]
+    assert {b" ", b"@"} <= {timeline[i : i + 1] for i in range(len(timeline))}, timeline
     for words in (["report", path], ["top", path], ["--help"], ["doctor"]):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
