@@ -142,6 +142,9 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
             return st;
         }
+        if (pya_plain_segment_bytes(bytes, is_small) > pya_arena_pool_room(arena)) {
+            return PYA_E_LIMIT; /* what others have cached does not help a pool that may not grow */
+        }
         st = wait == PYA_OK ? pya_ladder_give_back(arena, SIZE_MAX) : wait;
         if (st != PYA_OK) {
             return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* a capture we were not told of */

@@ -391,11 +391,13 @@ check_pool_limit(const char *options) {
     CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
     CHECK_OK(pya_pool_set_limit(world.heap, 0, id, 64 * MIB));
     pya_dptr inside = take(&world, 40 * MIB, 0);
+    const size_t before = reserved(&world);
     const uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
     CHECK_EQ(pya_alloc(world.heap, 0, 80 * MIB, 0, &ptr), PYA_E_NOMEM); /* refused at once */
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits);
     CHECK_EQ(pya_alloc(world.heap, 0, 40 * MIB, 0, &ptr), PYA_E_NOMEM);
     CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) > n_waits);
+    CHECK(reserved(&world) >= before); /* what others have cached does not help */
     pya_heap_oom_info(world.heap, &info);
     CHECK_EQ(info.pool_limit_bytes, 64 * MIB);
     (void)pya_oom_text(&info, text, sizeof text);
