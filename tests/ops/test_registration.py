@@ -358,16 +358,6 @@ def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
     _library.library.cache_clear()
 
 
-def test_unknown_instruction_set():
-    from pyalloc.ops import cpu_isa, set_cpu_isa
-
-    before = cpu_isa()
-    for name in ("sse9", "AVX2", None):
-        with pytest.raises(OpError, match=f"{name!r} is not available here, only scalar"):
-            set_cpu_isa(name)
-    assert cpu_isa() == before
-
-
 def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():
     """Torch's kernel takes no symbolic boolean for its enable_gqa."""
     q, k, v = torch.randn(1, 4, 5, 8).half(), *torch.randn(2, 1, 2, 6, 8).half()
