@@ -134,7 +134,7 @@ amx_forward_step_with_dropout(void *of) {
     amx_forward_pair(of, true);
 }
 
-/* The scores of the next item, and their maxima. */
+/* The scores of an item. */
 static void
 amx_forward_score(struct amx_forward_item *i, struct amx_beside *beside) {
     const ptrdiff_t d = (ptrdiff_t)i->a->dim;
