@@ -23,32 +23,82 @@ additive_is_on(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s) {
     return a->mask == NULL || a->mask[b * a->mask_b + s * a->mask_s] != 0;
 }
 
+enum { STREAMED_BYTES = 32 << 20, PAGE_BYTES = 4096, TOUCH_ROWS = 4 };
+
+/* Is there more than the caches hold?  Then keys come from memory, which is idle while rows of values are added, and no
+ * hardware prefetcher knows the next block. */
+static inline bool
+additive_is_streamed(const struct pya_ops_additive *a) {
+    return VW > 1 && a->keys.i == a->n_h &&
+           a->n_b * a->n_s * (a->n_h + a->n_e) * (int64_t)sizeof(real) > STREAMED_BYTES;
+}
+
+/* Do prefetched lines go into L2 instead of L1?  From L1 most of them are evicted before they are used, but fetching directly
+ * into L2 was a sixth slower (Zen 4).  An Intel core waits for 16 lines in L1 at most, so that what comes from memory comes
+ * sooner into L2: the forward took 0.85 to 0.9 of the time (Xeon). */
+static inline bool
+additive_fetches_far(const struct pya_ops_additive *a) {
+#if defined(__x86_64__)
+    return additive_is_streamed(a) && __builtin_cpu_is("intel");
+#else
+    (void)a;
+    return false;
+#endif
+}
+
+static inline void
+additive_fetch(const char *p, bool far) {
+    if (far) {
+        __builtin_prefetch(p, 0, 2);
+    } else {
+        __builtin_prefetch(p, 0, 3);
+    }
+}
+
 /* The tanh keeps the arithmetic busy while memory idles; rows of values do the opposite.  So each vector of a loop over tanh
- * prefetches n_lines of the rows that are needed next.  It fetches into L1, although they are soon evicted to L2: fetching
- * directly into L2 was a sixth slower (Zen 4). */
+ * prefetches n_lines of the rows that are needed next. */
 struct additive_ahead {
     const char *p;
     ptrdiff_t n_lines; /* per vector of the loop */
+    bool far;
 };
 
 static inline void
 additive_ask(struct additive_ahead ahead, ptrdiff_t vector) {
     for (ptrdiff_t i = 0; i < ahead.n_lines; i++) {
-        __builtin_prefetch(ahead.p + (vector * ahead.n_lines + i) * 64, 0, 3);
+        additive_fetch(ahead.p + (vector * ahead.n_lines + i) * 64, ahead.far);
     }
 }
 
 static inline struct additive_ahead
-additive_ahead_row(const struct pya_ops_additive *a, ptrdiff_t s, ptrdiff_t b) {
-    struct additive_ahead none = {NULL, 0};
+additive_ahead_row(const struct pya_ops_additive *a, ptrdiff_t s, ptrdiff_t b, bool far) {
+    struct additive_ahead none = {NULL, 0, false};
     if (VW == 1 || b >= a->n_b) {
         return none;
     }
     ptrdiff_t vectors = ((ptrdiff_t)a->n_h + VW - 1) / VW;
     ptrdiff_t lines = (ptrdiff_t)a->n_e * (ptrdiff_t)sizeof(real) / 64;
     struct additive_ahead row = {
-        (const char *)(const void *)additive_row(a->values, s, b), (lines + vectors - 1) / vectors};
+        (const char *)(const void *)additive_row(a->values, s, b), (lines + vectors - 1) / vectors,
+        far};
     return row.n_lines > 8 ? none : row;
+}
+
+/* Fetches one line of each page of the row of values that is prefetched TOUCH_ROWS rows later, so that its address is known by
+ * then.  Prefetches of several lines per vector wait for the addresses of new pages: with touches the forward took 0.8 to 0.9
+ * of the time, but up to 1.1 where one line per vector is enough (Xeon, a virtual machine).
+ * Inlined always: GCC drops calls of functions that only prefetch. */
+static inline __attribute__((always_inline)) void
+additive_touch(
+    const struct pya_ops_additive *a, ptrdiff_t s, ptrdiff_t b, struct additive_ahead ahead) {
+    const ptrdiff_t bytes = (ptrdiff_t)a->n_e * (ptrdiff_t)sizeof(real);
+    if (ahead.n_lines < 2 || bytes < PAGE_BYTES || s + TOUCH_ROWS >= a->n_s) {
+        return;
+    }
+    const char *p = (const char *)(const void *)additive_row(a->values, s + TOUCH_ROWS, b);
+    for (ptrdiff_t k = 0; k < bytes; k += PAGE_BYTES) {
+        __builtin_prefetch(p + k, 0, 3);
+    }
 }
 
 static inline real
@@ -102,6 +152,7 @@ additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_c
 /* Memory to prefetch; empty: none. */
 struct additive_stretch {
     const char *p, *end;
+    bool far;
 };
 
 /* Rows of values that are added together, so that y is loaded and stored once for all of them. */
@@ -145,7 +196,7 @@ additive_group_add(
     ptrdiff_t k = 0;
     for (; k + VW <= n; k += VW) {
         for (ptrdiff_t i = 0; i < step && ask.p < ask.end; i++, ask.p += 64) {
-            __builtin_prefetch(ask.p, 0, 3);
+            additive_fetch(ask.p, ask.far);
         }
         v_st(y + k, additive_group_vector(rows, weights, k, v_ld(y + k), VW));
     }
@@ -202,7 +253,6 @@ additive_run(ptrdiff_t units, int n_threads) {
 enum {
     BLOCK_ROWS = 256,
     BLOCK_BYTES = 256 << 10, /* well below an L2 cache, which the next keys share */
-    STREAMED_BYTES = 32 << 20,
 };
 
 /* Keys that are scored before their rows of values are added: few enough for those to be still in cache.  Depends only on an
@@ -214,18 +264,10 @@ additive_block(const struct pya_ops_additive *a) {
     return rows < GROUP_ROWS ? GROUP_ROWS : rows;
 }
 
-/* Is there more than the caches hold?  Then keys come from memory, which is idle while rows of values are added, and no
- * hardware prefetcher knows the next block. */
-static inline bool
-additive_is_streamed(const struct pya_ops_additive *a) {
-    return VW > 1 && a->keys.i == a->n_h &&
-           a->n_b * a->n_s * (a->n_h + a->n_e) * (int64_t)sizeof(real) > STREAMED_BYTES;
-}
-
 /* Part of the keys that are scored next: rows of the entry's next block, or of the next entry. */
 static inline struct additive_stretch
-additive_next_keys(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s) {
-    struct additive_stretch next = {NULL, NULL};
+additive_next_keys(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s, bool far) {
+    struct additive_stretch next = {NULL, NULL, far};
     if (b < a->n_b && s < a->n_s && additive_is_on(a, b, s)) {
         const ptrdiff_t n = a->n_s - s < GROUP_ROWS ? (ptrdiff_t)a->n_s - s : GROUP_ROWS;
         next.p = (const char *)(const void *)additive_row(a->keys, s, b);
@@ -251,13 +293,16 @@ struct additive_span {
 static inline real
 additive_scores(const struct pya_ops_additive *a, struct additive_span x, real *p) {
     const real *query = additive_row(a->query, x.q, x.b);
+    const bool far = additive_fetches_far(a);
     real best = (real)-INFINITY;
     for (ptrdiff_t s = x.begin; s < x.end; s++) {
         p[s] = (real)-INFINITY;
         if (additive_is_on(a, x.b, s)) {
+            const struct additive_ahead values = additive_ahead_row(a, s, x.b, far);
+            additive_touch(a, s, x.b, values);
             p[s] = additive_score(
                 additive_row(a->keys, s, x.b), query, (const real *)a->v, (ptrdiff_t)a->n_h,
-                additive_ahead_row(a, s, x.b));
+                values);
             best = p[s] > best ? p[s] : best;
         }
     }
@@ -268,8 +313,9 @@ additive_scores(const struct pya_ops_additive *a, struct additive_span x, real *
 static inline void
 additive_add_rows(
     const struct pya_ops_additive *a, struct additive_span x, const real *weights, real *y) {
-    const struct additive_stretch none = {NULL, NULL};
+    const struct additive_stretch none = {NULL, NULL, false};
     const bool ask = additive_is_streamed(a);
+    const bool far = additive_fetches_far(a);
     const bool is_last = x.end == a->n_s;
     const ptrdiff_t next_b = !is_last ? x.b : x.q + 1 < a->n_q ? (ptrdiff_t)a->n_b : x.b + 1;
     ptrdiff_t next = is_last ? 0 : x.end;
@@ -281,7 +327,8 @@ additive_add_rows(
             group.weights[group.n++] = weight;
         }
         if (group.n == GROUP_ROWS || s == x.end - 1) {
-            const struct additive_stretch keys = ask ? additive_next_keys(a, next_b, next) : none;
+            const struct additive_stretch keys =
+                ask ? additive_next_keys(a, next_b, next, far) : none;
             additive_group_add(&group, y, (ptrdiff_t)a->n_e, keys);
             next += GROUP_ROWS;
             group.n = 0;
@@ -406,16 +453,19 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
             additive_axpy(additive_row_out(a->d_values, s, b), grad, p[s], n_e, add, true);
         }
     }
+    const bool far = additive_fetches_far(a);
     real *d_query = additive_row_out(a->d_query, q, b);
     memset(d_query, 0, (size_t)a->n_h * sizeof(real));
     for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        const ptrdiff_t next_b = q + 1 < a->n_q ? b : b + 1;
+        const struct additive_ahead values = additive_ahead_row(a, s, next_b, far);
+        additive_touch(a, s, next_b, values);
         real ds = p[s] <= 0 ? 0 : (real)((double)p[s] * ((double)dp[s] - mean));
         real *d_key = a->d_keys.p != NULL ? additive_row_out(a->d_keys, s, b) : NULL;
         struct additive_sinks to = {d_query, (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add};
         struct additive_key x = {
             additive_row(a->keys, s, b), additive_row(a->query, q, b), (const real *)a->v, ds};
-        additive_key_gradient(
-            &x, (ptrdiff_t)a->n_h, to, additive_ahead_row(a, s, q + 1 < a->n_q ? b : b + 1));
+        additive_key_gradient(&x, (ptrdiff_t)a->n_h, to, values);
     }
 }
 
