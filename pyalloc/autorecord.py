@@ -28,7 +28,8 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
     Files of an earlier recording stay until remove_earlier().
 
     Raises:
-        UsageError: the file or that of a rank exists and force is not given, it is a folder, or none can be made there.
+        UsageError: the file or that of a rank exists and force is not given, or is being written; it is a folder, or
+            none can be made there.
     """
     recorded.check_name(path)
     console.check_folder(path)
@@ -37,13 +38,24 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
             raise UsageError(f"{old} is not a regular file and will not be overwritten")
         if not force:
             raise UsageError(f"{old} already exists{recorded.cut_off(old)}; --force overwrites it")
+        _check_idle(old)
     return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
 
 
 def remove_earlier(path: Path | None) -> None:
-    """Removes an earlier recording's files.  Call it when nothing else can keep the program from starting."""
+    """Removes an earlier recording's files.  Call it when nothing else can keep the program from starting.
+
+    Raises:
+        UsageError: one of them is being written.
+    """
     for old in earlier(path):
+        _check_idle(old)
         old.unlink(missing_ok=True)
+
+
+def _check_idle(old: Path) -> None:
+    if recorded.is_being_written(old):
+        raise UsageError(f"{old} is being written by another recording; name another file")
 
 
 def earlier(path: Path | None) -> set[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -44,6 +45,25 @@ def beside(path: Path) -> Path:
 def plan(path: Path) -> Path:
     """The path of its plan: out.plan for out.pya, and for the out.pya.part that a killed program left."""
     return path.parent / f"{Path(path.name.removesuffix('.part')).stem}.plan"
+
+
+def is_being_written(path: Path) -> bool:
+    """Does a recording still write this file?  It holds a lock on it until its end."""
+    if path.suffix != ".part":
+        return False
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def cut_off(path: Path) -> str:

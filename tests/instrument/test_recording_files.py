@@ -13,7 +13,7 @@ import pytest
 from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import ALLOCATORS, MIB, ROOT, Plan, pyalloc, small_trace
-from pyalloc import autorecord, recorded, recording, trace
+from pyalloc import _core, autorecord, recorded, recording, trace
 from pyalloc.errors import TraceError, UsageError
 
 pytestmark = pytest.mark.torch
@@ -31,6 +31,21 @@ def test_a_process_never_writes_over_anothers_recording(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert autorecord._own_path(path) == tmp_path / "out.rank1.pya"
+
+
+def test_force_does_not_take_a_file_from_a_recording_that_runs(tmp_path: Path) -> None:
+    """It would write on into a file without a name, and have nothing at its end."""
+    path = tmp_path / "out.pya"
+    writer = _core.TraceWriter(path)
+    with pytest.raises(UsageError, match=r"out\.pya\.part is being written by another recording"):
+        autorecord.prepare(path, stacks="none", automatic=False, force=True)
+    with pytest.raises(UsageError, match="name another file"):  # it began after prepare()
+        autorecord.remove_earlier(path)
+    writer.close()
+    assert path.exists()
+    autorecord.prepare(path, stacks="none", automatic=False, force=True)
+    autorecord.remove_earlier(path)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "there"])
