@@ -49,6 +49,7 @@ def _findings(analysis: Analysis) -> list[Advice]:
         *_stale(analysis),
         *_loaded(analysis),
         *_workspaces(analysis),
+        *_autotuning(analysis),
         *retries.advice(analysis),
         *training.advice(analysis),
         *attention.advice(analysis),
@@ -399,6 +400,28 @@ def _workspaces(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
+def _autotuning(analysis: Analysis) -> Iterator[Advice]:
+    """Kernels that are tried at the peak, on tensors of their own."""
+    stacks = {block.stack for block in analysis.peak.blocks}
+    tuning = {stack for stack in stacks if source.is_tuning(analysis.frames(stack))}
+    found = [
+        block
+        for block in analysis.peak.blocks
+        if block.stack in tuning and block.alloc_event not in analysis.workspaces
+    ]
+    least = analysis.peak.allocated_bytes * 0.05
+    saved = falls_by(found, analysis, (), least)
+    if saved > least:
+        yield Advice(
+            "autotuning",
+            f"{size(sum(block.bytes for block in found))} at the peak are tensors on which torch.compile or Triton "
+            "tries kernels, to find the fastest one. Each kernel is tuned once. Inductor keeps the results in its "
+            "cache, so the next run of the program does without (kernels of your own with @triton.autotune do with "
+            f"TRITON_CACHE_AUTOTUNING=1). That would lower the peak by up to {size(saved)}.",
+            saved,
+        )
+
+
 def _loaded(analysis: Analysis) -> Iterator[Advice]:
     """What torch.load() brought to the device and is not a parameter: a variable still holds the dictionary."""
     blocks = analysis.peak.blocks
@@ -460,23 +483,35 @@ def _of_other_streams(analysis: Analysis, moment: Moment | None) -> str:
     """Says how much of the idle memory only other streams could use when most was reserved; "" if it is little."""
     if moment is None or not is_from_torch(analysis.notes):
         return ""  # pyalloc moves pages from stream to stream
-    used: Counter[tuple[int, int]] = Counter()
-    idle: Counter[tuple[int, int]] = Counter()
-    for _, n, stream, device, _ in moment.segments:
-        idle[device, stream] += n
+    used: Counter[tuple[int, int, int]] = Counter()
+    idle: Counter[tuple[int, int, int]] = Counter()
+    for address, n, stream, device, _ in moment.segments:
+        idle[_owner(device, stream, moment.pools.get((device, address), 0))] += n
     for block in (*moment.blocks, *moment.pending):
-        used[block.device, block.stream] += block.bytes
+        used[_owner(block.device, block.stream, block.pool)] += block.bytes
     idle.subtract(used)
-    for device in {device for device, _ in used}:  # except the stream that holds most there
-        del idle[max((key for key in used if key[0] == device), key=lambda key: used[key])]
-    apart = [n for n in idle.values() if n > 0]
-    if sum(apart) <= moment.idle_bytes / 4:
+    for device in {device for device, _, _ in used}:  # except the stream that holds most there
+        of_streams = [key for key in used if key[0] == device and not key[2]]
+        if of_streams:
+            del idle[max(of_streams, key=lambda key: used[key])]
+    streams = [n for (_, _, pool), n in idle.items() if n > 0 and not pool]
+    pools = [n for (_, _, pool), n in idle.items() if n > 0 and pool]
+    if sum(streams) + sum(pools) <= moment.idle_bytes / 4:
         return ""
-    streams = "another stream" if len(apart) == 1 else f"{len(apart)} other streams"
+    of_streams_text = "another stream" if len(streams) == 1 else f"{len(streams)} other streams"
+    of_pools_text = "a private pool" if len(pools) == 1 else f"{len(pools)} private pools"
     return (
-        f" When reserved memory peaked, {size(sum(apart))} of the idle memory belonged to {streams}: torch's allocator "
-        "keeps memory for the stream that requested it (CUDA graphs have their own streams)."
+        f" When reserved memory peaked, {size(sum(streams))} of the idle memory belonged to {of_streams_text}: torch's "
+        "allocator keeps memory for the stream that requested it." * bool(streams)
+    ) + (
+        f" When reserved memory peaked, {size(sum(pools))} of the idle memory belonged to {of_pools_text}, such as "
+        "each CUDA graph's, which no other requests may use." * bool(pools)
     )
+
+
+def _owner(device: int, stream: int, pool: int) -> tuple[int, int, int]:
+    """What has memory of its own: a private pool with all of its streams, or a stream."""
+    return (device, 0, pool) if pool else (device, stream, 0)
 
 
 def _policies(analysis: Analysis) -> Iterator[Advice]:

@@ -19,6 +19,7 @@ from pyalloc.stays import Stay
 from pyalloc.told import Told, shown
 from pyalloc.units import MIB, size
 
+_TUNING = "autotuning of kernels"
 _FAMILY_SHARE = 0.05  # a tensor of at least this share of the peak is a contributor of its own
 CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: on Hopper and later, on older cards
 _EARLIER = (  # by whether it was never freed
@@ -181,10 +182,16 @@ class Analysis:
         """The user's line of a stack and the innermost line of the library that it called; "" without frames."""
         known = self._wheres.get(stack)
         if known is None:
-            own, further = self.place(stack), source.inside(self.frames(stack))
-            both = own is not None and further is not None and own != further
-            known = self._wheres[stack] = f"{own} > {further}" if both else str(own or "")
+            known = self._wheres[stack] = self._where(stack)
         return known
+
+    def _where(self, stack: int) -> str:
+        own, further = self.place(stack), source.inside(self.frames(stack))
+        if source.is_tuning(self.frames(stack)):
+            is_users = own is not None and not source.is_foreign(own.file)
+            return f"{own} > {_TUNING}" if is_users else _TUNING
+        both = own is not None and further is not None and own != further
+        return f"{own} > {further}" if both else str(own or "")
 
     # ---- categories ----
 
@@ -461,6 +468,8 @@ class Analysis:
         return f"{category}: {self._makers[key] or self._line(block, guesses)}"
 
     def _maker_in_python(self, block: Block) -> str:
+        if source.is_tuning(self.frames(block.stack)):
+            return _TUNING
         where = self.place(block.stack)
         if where is None:
             return ""

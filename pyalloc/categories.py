@@ -35,6 +35,8 @@ def by_function(frames: tuple[Frame, ...]) -> str:
     """The category that a function is known to make, however long it lives; "" for most functions."""
     if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
         return "workspace"
+    if source.is_tuning(frames):
+        return "temporaries"
     # A step that runs out of memory makes state that it may take with it.
     makes_state = any(name == "_init_group" and "/torch/optim/" in file for name, file, _ in frames)
     return "optimizer state" if makes_state else ""

@@ -132,7 +132,8 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
     On the program's threads it comes right after the product's result, with the same stack.  It stays, or it is freed
     before anything else happens, as for each product since torch 2.15.  No other block does all of that.  Autograd's
     threads have no line.  There, a gradient of this size that is added to another at once looks alike; but it is the
-    first block that its node makes, so something was freed between the last product and it.
+    first block that its node makes, so something was freed between the last product and it.  In compiled code, a
+    product whose result is given makes nothing else.  Of what is made to tune kernels, nothing else stays.
     """
     if not has_beginning(analysis.notes):  # the first product may not be in the trace
         return
@@ -145,14 +146,18 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
     second = _of_same_stack(map(Told._make, scan.told()), wanted, analysis)
     taken: dict[tuple[int, int, bool], int | None] = {}  # until when each has one; None: to the end
     for block in likely:
-        key = block.device, block.stream, bool(block.stack)
+        frames = analysis.frames(block.stack)
+        is_compiled = source.is_compiled(frames)
+        # Autograd's thread has Python only where backward is compiled, or a dry run's kernels are.
+        is_autograds = not block.stack or (is_compiled and block.phase == "backward")
+        key = block.device, block.stream, is_autograds
         until = taken.get(key, -1)
         if until is None or block.alloc_event < until:
             continue
-        frames = analysis.frames(block.stack)
+        is_tuned = source.is_tuning(frames) and block.free_event is None
         # Without a stack: _lives_so() has shown that it is not a gradient.
-        is_product = source.is_matrix_product(frames) if block.stack else True
-        is_one = block.alloc_event in second or source.is_compiled(frames)
+        is_product = not block.stack or is_tuned or source.is_matrix_product(frames)
+        is_one = is_tuned or is_compiled or block.alloc_event in second
         if is_product is None or source.is_cublas(frames) or (is_product and is_one):
             taken[key] = block.free_event
             if is_product is not None:  # None: it may be the one, and then no other is
@@ -168,7 +173,11 @@ def _likely(analysis: Analysis) -> list[Block]:
     # There may be very many blocks at the end: they are read only if a line holds enough bytes.
     if not found and end is not analysis.peak and _may_have_one(analysis, end, min(sizes)):
         found = [block for block in end.blocks if block.bytes in sizes]
-    kept = [block for block in found if _lives_so(block, analysis)]
+    kept = [
+        block
+        for block in found
+        if _lives_so(block, analysis) or source.has_result(analysis.frames(block.stack))
+    ]
     # A workspace of cuBLASLt only if it is freed at once: a block that stays could be anything.
     kept += [b for b in analysis.peak.blocks if b.bytes in of_lt and b.stack and _goes_at_once(b)]
     return sorted(kept, key=lambda block: block.alloc_event)[:_CANDIDATES]

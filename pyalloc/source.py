@@ -45,6 +45,10 @@ _ROUTE = re.compile(r"/torch/(_ops\.py$|_native/|_compile\.py$|_dynamo/eval_fram
 _WORKSPACE = re.compile(
     r"at::cuda::(get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)|allocateCUDABlasWorkspace)\b"
 )
+_TUNING = re.compile(
+    r"/torch/_inductor/(runtime/benchmarking|autotune_process|select_algorithm)\.py$|/triton/testing\.py$"
+)
+_TUNERS = ("benchmark_all_configs", "benchmark_codegened_module")  # inductor's, with its arguments
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes whose name is not that of their file, capitalized
     "_adafactor": "Adafactor",
@@ -266,6 +270,20 @@ def is_cublas(frames: tuple[Frame, ...]) -> bool:
 def is_compiled(frames: tuple[Frame, ...]) -> bool:
     """Is this in code that torch.compile wrote?"""
     return any(re.search(_COMPILED, file) for _, file, _ in frames)
+
+
+def is_tuning(frames: tuple[Frame, ...]) -> bool:
+    """Is this made by inductor or Triton to try kernels, on tensors of their own?"""
+    return any(name in _TUNERS or _TUNING.search(file) for name, file, _ in frames)
+
+
+def has_result(frames: tuple[Frame, ...]) -> bool:
+    """Does torch.compile's code call a kernel here that has its result given, so that it may make a workspace only?"""
+    for name, file, line in frames:
+        if re.search(_COMPILED, file):
+            text = text_of(Place(file, line, name))
+            return "extern_kernels" in text and "out=" in text
+    return False
 
 
 def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:

@@ -473,3 +473,35 @@ def test_gradients_of_logits_are_told_of_where_there_are_some(
     found = kinds(plan.done())["logits"].text
     assert found.startswith(f"{2 + with_gradients} tensors of 100.0 MiB or half that")
     assert ("the gradients of both" in found) == with_gradients
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_peak_of_autotuning_is_told(plan: Plan, own: bool) -> None:
+    """torch.compile(mode="max-autotune") tries kernels on tensors of its own; no backward will use them."""
+    file = "/x/site-packages/torch/_inductor/runtime/benchmarking.py"
+    texts = [plan.writer.string(text) for text in ("benchmark_gpu", file)]
+    stack = plan.writer.stack(plan.stack(7) if own else 0, *texts, 716)
+    plan.event("alloc", addr=1 << 30, bytes=40 * MIB, stack=plan.stack(3))
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=2 << 30, bytes=50 * MIB, stack=stack)
+    for _ in range(12):  # no short life
+        plan.event("alloc", addr=3 << 30, bytes=10 * MIB, stack=stack)
+        plan.event("free_requested", addr=3 << 30)
+    plan.event("free_requested", addr=2 << 30)
+    plan.event("alloc", addr=4 << 30, bytes=20 * MIB, stack=plan.stack(8))
+    plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    plan.event("free_requested", addr=4 << 30)
+    plan.event("phase_end", "backward")
+    path = plan.done()
+    found = trace.analyse(path)
+    [told] = [item for item in advice.advise(found) if item.kind == "autotuning"]
+    assert told.text.startswith("60.0 MiB at the peak are tensors on which torch.compile or Triton")
+    assert told.saved_bytes == 40 * MIB  # to forward's own height
+    assert found.category(found.peak.blocks[1]) == "temporaries"
+    assert "temporaries: autotuning of kernels" in [
+        r.name for r in found.by_maker(found.peak.blocks)
+    ]
+    [line] = [row.name for row in found.by_line(found.peak.blocks) if row.bytes == 60 * MIB]
+    assert line == ("me/model.py:7 work > " if own else "") + "autotuning of kernels"

@@ -120,6 +120,27 @@ def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> Non
     assert (told in text) == (allocator == "native")  # pages move between streams
 
 
+@pytest.mark.parametrize("beside", [0, 7])
+def test_idle_memory_of_graphs_pools_is_not_another_streams(plan: Plan, beside: int) -> None:
+    """A capture has a stream of its own, but only the pool keeps its memory from others."""
+    plan.event("user", "allocator=native")
+    plan.event("segment_alloc", addr=1 << 40, bytes=40 * MIB)
+    plan.event("alloc", addr=1 << 40, bytes=40 * MIB, stack=plan.stack(7))
+    plan.event("pool_begin", addr=1, arg=0)
+    plan.event("segment_alloc", addr=2 << 40, bytes=30 * MIB, stream=9)
+    plan.event("alloc", addr=2 << 40, bytes=5 * MIB, stream=9, stack=plan.stack(7))
+    plan.event("pool_end", addr=1, arg=0)
+    if beside:
+        plan.event("segment_alloc", addr=3 << 40, bytes=10 * MIB, stream=beside)
+    text = kinds(plan.done())["fragmentation"].text
+    mine = "10.0 MiB of the idle memory belonged to another stream: torch's allocator keeps memory for the stream that "
+    assert ("When reserved memory peaked, " + mine in text) == bool(beside)
+    assert (
+        "When reserved memory peaked, 25.0 MiB of the idle memory belonged to a private pool, such as each CUDA "
+        "graph's, which no other requests may use." in text
+    )
+
+
 def test_advice_does_not_hang_on_which_moments_are_looked_at(plan: Plan) -> None:
     """An HTML report has more of them than a text report."""
     plan.event("user", "allocator=native")

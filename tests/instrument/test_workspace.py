@@ -342,6 +342,55 @@ def test_it_is_no_gradient_of_an_activation_of_its_size(plan: Plan) -> None:
     assert not any("gradient" in row.name for row in found.by_line(found.peak.blocks))
 
 
+COMPILED = """\
+buf1 = extern_kernels.convolution(arg0, arg1)
+extern_kernels.mm(arg0, arg1, out=buf0)
+buf2 = empty_strided_cuda((8388608, ), (1, ), torch.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "n"),
+    [
+        (2, 2, 2),  # autograd's thread has one of its own
+        (3, 2, 1),
+        (1, 2, 1),  # a result
+        (3, 3, 0),
+    ],
+)
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_those_of_compiled_passes(
+    plan: Plan, tmp_path: Path, is_cleared: bool, forward: int, backward: int, n: int
+) -> None:
+    """CUDA-graph trees give them back after each warm-up; a product whose result is given allocates nothing else."""
+    file = tmp_path / "ab" / f"c{'a' * 51}.py"
+    file.parent.mkdir()
+    file.write_text(COMPILED)
+    for i, (phase, line) in enumerate((("forward", forward), ("backward", backward)), 1):
+        stack = plan.stack(line, "call", str(file))
+        plan.event("phase_begin", phase)
+        plan.event("alloc", addr=i << 30, bytes=32 * MIB, stack=stack)
+        plan.event("alloc", addr=9 << 30, bytes=MIB, stack=plan.stack(3))
+        plan.event("free_requested", addr=9 << 30)
+        plan.event("phase_end", phase)
+    plan.event("alloc", addr=9 << 30, bytes=MIB, stack=plan.stack(3))
+    for i in range(1, 3) if is_cleared else ():
+        plan.event("free_requested", addr=i << 30)
+    found = trace.analyse(plan.done())
+    # What stays to the end and is no result is one by that alone.
+    assert len(found.workspaces) == n + (forward == 1 and not is_cleared)
+
+
+def test_one_that_autotuning_needed_first(plan: Plan) -> None:
+    """Nothing else that is made there stays."""
+    tuning = "/x/site-packages/torch/_inductor/runtime/benchmarking.py"
+    plan.event("alloc", addr=1 << 30, bytes=32 * MIB, stack=plan.stack(290, "_callable", tuning))
+    plan.event("alloc", addr=2 << 30, bytes=32 * MIB, stack=plan.stack(716, "bench", tuning))
+    plan.event("free_requested", addr=2 << 30)
+    plan.event("alloc", addr=2 << 30, bytes=64 * MIB, stack=plan.stack(3))
+    assert len(trace.analyse(plan.done()).workspaces) == 1
+
+
 @pytest.mark.parametrize(
     ("said", "goes", "expected"),
     [
