@@ -313,7 +313,10 @@ class AutoMarks:
         self.undo.append(undo)
 
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Global step pre-hook: the gradients are alive now.  Replaces a closure by one that is no part of the step."""
+        """Global step pre-hook: the gradients are alive now, or once the closure has computed them.
+
+        Replaces the closure by one after which the phase begins.
+        """
         self.optimizers.setdefault(id(optimizer), optimizer)
         name = type(optimizer).__name__
         if name not in self.classes:  # stacks cannot tell Adam from AdamW
@@ -321,12 +324,12 @@ class AutoMarks:
             self.recorder.add("user", f"optimizers={', '.join(self.classes)}")
         depth = _depth()
         self._end_those_left(depth)
-        self._begin_step(optimizer, depth)
         _, *given = args
         if given and callable(given[0]):
             return (args[0], self._apart(given[0], optimizer, depth), *given[1:]), kwargs
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._apart(kwargs["closure"], optimizer, depth)}
+        self._begin_step(optimizer, depth)
         return None
 
     def _begin_step(self, optimizer: Any, depth: int) -> None:
@@ -334,14 +337,11 @@ class AutoMarks:
         self._begin(self._open("steps"), id(optimizer), "optimizer", depth)
 
     def _apart(self, closure: Callable[..., Any], optimizer: Any, depth: int) -> Callable[..., Any]:
-        """The closure, whose forward and backward pass do not count as the optimizer's step.
-
-        If it raises, the step stays ended.
-        """
+        """The closure, whose forward and backward pass do not count as the optimizer's step."""
 
         @functools.wraps(closure)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._end_of("steps", optimizer)
+            self._end_of("steps", optimizer)  # LBFGS calls it several times
             result = closure(*args, **kwargs)
             self._begin_step(optimizer, depth)
             return result
