@@ -58,21 +58,24 @@ pya_pool_set_no_split(struct pya_heap *heap, int device, struct pya_pool_id id) 
     return PYA_OK;
 }
 
+/* The arena's run there, in whichever range: streams take over parts of each other's. */
 static struct pya_block *
 arena_find_run(const struct pya_arena *arena, const struct pya_claim *claim) {
-    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-        if (claim->addr < range->base || claim->addr - range->base >= range->bytes) {
-            continue;
+    const struct pya_range *range = NULL;
+    for (const struct pya_arena *a = arena->card->arenas; a != NULL && range == NULL; a = a->next) {
+        range = a->ranges;
+        while (range != NULL &&
+               (claim->addr < range->base || claim->addr - range->base >= range->bytes)) {
+            range = range->next;
         }
-        struct pya_block *block = range->first;
-        while (block != NULL && pya_block_end(block) <= claim->addr) {
-            block = block->next;
-        }
-        bool is_free = pya_block_is(block, PYA_BLOCK_FREE) &&
-                       claim->bytes <= pya_block_end(block) - claim->addr;
-        return is_free ? block : NULL;
     }
-    return NULL;
+    struct pya_block *block = range == NULL ? NULL : range->first;
+    while (block != NULL && pya_block_end(block) <= claim->addr) {
+        block = block->next;
+    }
+    bool is_free =
+        pya_arena_has_run(arena, block) && claim->bytes <= pya_block_end(block) - claim->addr;
+    return is_free ? block : NULL;
 }
 
 static pya_status

@@ -50,8 +50,30 @@ test_alloc_at(void) {
     world_fini(&world);
 }
 
+/* Streams take over parts of each other's ranges: the bytes are then another stream's, wherever they lie. */
+static void
+test_memory_that_changed_hands(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    world_init(&world, "");
+    pya_dptr first = take(&world, 64 * MIB, 16);
+    give(&world, first);
+    pya_dptr ptrs[2] = {take(&world, 24 * MIB, 32), take(&world, 20 * MIB, 32)};
+    CHECK(ptrs[0] >= first && ptrs[0] + 24 * MIB <= first + 64 * MIB);
+    give(&world, ptrs[0]);
+    give(&world, ptrs[1]);
+    CHECK_EQ(take_at(&world, ptrs[0], 24 * MIB, 16), PYA_E_INVAL);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_OK(take_at(&world, ptrs[0], 24 * MIB, 32));
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    give(&world, ptrs[0]);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"alloc_at", test_alloc_at},
+    {"memory_that_changed_hands", test_memory_that_changed_hands},
 };
 
 int
