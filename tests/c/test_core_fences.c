@@ -423,7 +423,9 @@ test_handle_comes_back_elsewhere(void) {
             pya_dptr ptr = take(&world, 4 * MIB, ONE);
             CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
             give(&world, ptr);
-            give(&world, take(&world, (64 + 64 * (size_t)context) * MIB, ONE)); /* looks at what waits */
+            give(
+                &world,
+                take(&world, (64 + 64 * (size_t)context) * MIB, ONE)); /* looks at what waits */
             CHECK_EQ(stat_of(world.heap, 0, "active_bytes.all.current"), 0);
         }
         CHECK(exchange(&world));

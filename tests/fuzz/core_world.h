@@ -80,14 +80,14 @@ struct world {
     bool has_places;   /* contexts can be told apart and described */
     bool may_fork;     /* one child in a run */
     bool is_child;
-    uint64_t kept[N_DEVICES];     /* pya_reserve() */
-    uint32_t captured[N_DEVICES]; /* bit per stream: captured by hand */
+    uint64_t kept[N_DEVICES];           /* pya_reserve() */
+    uint32_t captured[N_DEVICES];       /* bit per stream: captured by hand */
     int contexts[N_DEVICES][N_STREAMS]; /* device of the stream that uses the first one's memory */
     uint32_t noted;                     /* bit per stream: the heap was told its device */
-    bool has_host_fault;          /* now */
-    unsigned open_fails;          /* openings of devices to go */
-    unsigned depth;               /* of hooks */
-    size_t n_host;                /* allocations before the run */
+    bool has_host_fault;                /* now */
+    unsigned open_fails;                /* openings of devices to go */
+    unsigned depth;                     /* of hooks */
+    size_t n_host;                      /* allocations before the run */
 };
 
 /* What one run requested, as the places for the next. */
