@@ -2,6 +2,8 @@
 #include "pools.h"
 #include "streams.h"
 
+#include <pthread.h>
+
 /* Which of them uses the memory. */
 enum abroad { ABROAD_OWN, ABROAD_DEFAULT, ABROAD_FOREIGN, N_ABROAD };
 
@@ -132,7 +134,53 @@ test_memory_of_a_heap_that_ends(void) {
     }
 }
 
+/* One of two threads: its card's memory is used by a foreign stream of the other card. */
+struct party {
+    struct pya_heap *heap;
+    int device;
+    pya_stream guest;
+};
+
+static void *
+party_run(void *arg) {
+    const struct party *party = arg;
+    for (int i = 0; i < 200; i++) {
+        pya_dptr ptr = 0;
+        CHECK_OK(pya_alloc(party->heap, party->device, 4 * MIB, ONE, &ptr));
+        CHECK_OK(pya_record_stream(party->heap, ptr, party->guest));
+        (void)pya_note_foreign_stream(party->heap, party->guest, 1 - party->device);
+        CHECK_OK(pya_free(party->heap, ptr));
+        CHECK_OK(pya_empty_cache(party->heap, party->device));
+    }
+    return NULL;
+}
+
+/* Neither waits for a lock while it holds its own. */
+static void
+test_two_cards_wait_for_each_other(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB}};
+    world_init(&world, "");
+    struct party parties[2] = {{world.heap, 0, TWO}, {world.heap, 1, THREE}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2;
+         i++) { /* one after the other: the harness opens devices without a lock */
+        pya_dptr ptr = 0;
+        CHECK_OK(pya_alloc(world.heap, i, MIB, ONE, &ptr));
+        CHECK_OK(pya_free(world.heap, ptr));
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, party_run, &parties[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK_OK(pya_empty_cache(world.heap, -1));
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"two_cards_wait_for_each_other", test_two_cards_wait_for_each_other},
     {"memory_of_a_heap_that_ends", test_memory_of_a_heap_that_ends},
     {"memory_given_back", test_memory_given_back},
     {"memory_changes_hands", test_memory_changes_hands},
