@@ -182,9 +182,17 @@ def test_a_recording_ends_after_its_time(cuda: Cuda, tmp_path: Path) -> None:
     found = attached.state()
     assert found is not None and 0 < found["left_s"] <= PATIENCE_S
     (thread,) = (each for each in threading.enumerate() if each.name == "pyalloc-attached")
-    attached.answer({"attach": "end"})
+    ended = attached.answer({"attach": "end"})
+    assert ended == {"path": str(tmp_path / "2.pya"), "waits": False}
     thread.join()  # it waits for that time no longer
     assert Recorder.made[1].done.count("stop") == 1
+
+    waited: list[float] = []
+    each = waiting()
+    each.ended = SimpleNamespace(wait=lambda s: waited.append(s) or True)  # type: ignore[assignment]
+    attached._end_after(each, 3.5)
+    wait_until(lambda: waited)
+    assert waited == [3.5]
 
 
 def test_what_cannot_be_recorded_is_told(
@@ -240,6 +248,22 @@ def test_what_could_not_be_begun_is_told_to_who_ends_it(capsys: pytest.CaptureFi
     why = "its recording to out.pya ended early: [Errno 28] the disk is full"
     assert attached.answer({"attach": "end"}) == {"error": why}
     assert attached.answer({"attach": "end"}) == {"error": "it is not being recorded"}
+    waiting().recorder = SimpleNamespace(is_over=lambda: True)  # type: ignore[assignment]
+    why = "its recording to out.pya ended early: the reason is on its standard error"
+    assert attached.answer({"attach": "end"}) == {"error": why}
+
+
+def test_a_main_thread_that_does_not_come_to_it_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time takes seconds.  Who asks stops the recorder then."""
+    asked: list[object] = []
+    done: list[str] = []
+    monkeypatch.setattr(attached.mainthread, "run", lambda call, *_: bool(asked.append(call)))
+    names = ("unfollow", "stop")
+    calls = {name: lambda name=name: done.append(name) for name in names}
+    attached._stop_recorder(SimpleNamespace(writer="open", **calls))  # type: ignore[arg-type]
+    assert len(asked) == 1 and done == ["unfollow", "stop"]
 
 
 def test_a_recorder_that_is_writing_is_not_stopped_in_the_middle() -> None:
