@@ -110,6 +110,15 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     assert "pyalloc run" in policy and "planned" not in policy  # another allocator is advised
     named = json.loads(pyalloc("plan", path, "--json", "-q"))
     assert named["replayed"]["planned"]["peak_bytes"] == planned
+    words = ("replay", path, "--policy", "pyalloc", "--find-min", "--json", "-q")
+    without, with_plan = (
+        json.loads(pyalloc(*words, *options))
+        for options in ((), ("--plan", path.with_suffix(".plan")))
+    )
+    peaks = [each["policies"]["pyalloc"]["peak_bytes"] for each in (without, with_plan)]
+    assert peaks == [unplanned, planned]
+    least = [each["find_min"]["pyalloc"]["bytes"] for each in (without, with_plan)]
+    assert least[1] != least[0] and least[1] <= planned, least
 
 
 def test_a_plan_is_measured_by_what_the_program_had(plan: Plan) -> None:
