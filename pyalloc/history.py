@@ -173,7 +173,8 @@ def snapshot(
     result: dict[str, Any] = {"allocator_settings": {}, "external_annotations": []}
     if _core.torch_has_slots("pinned memory in snapshots"):
         # Not by pool, whose part is here: torch 2.14 drops references to the numbers of a tuple that it does not own.
-        result = _ask(original, *[None] * (context is None))
+        takes_pool = context is None and hasattr(torch.cuda, "MemPool")  # torch 2.4 has neither
+        result = _ask(original, *[None] * takes_pool)
     if not with_trace:
         result |= {name: [] for name in OTHER_TRACES if name in result}
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)

@@ -9,11 +9,13 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyalloc import hostcuda
+from pyalloc import history, hostcuda
+from pyalloc.config import Config
 from pyalloc.reading import Event, events
 
 ROOT = Path(__file__).parent.parent.parent
@@ -254,3 +256,27 @@ def test_a_writer_of_wrong_parts_is_refused(tmp_path: Path, words: str, said: st
         """,
     )
     assert said in found.said["said"] and found.events == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "arguments"),
+    [((), ()), (("MemPool", "MemPoolContext"), ()), (("MemPool",), (None,))],
+    ids=["2.4", "2.5 to 2.7", "2.8 and newer"],
+)
+def test_torchs_own_part_of_a_snapshot_is_asked_as_its_version_wants(
+    kinds: tuple[str, ...], arguments: tuple[None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = SimpleNamespace(
+        torch_has_slots=lambda _: True, torch_ask=lambda _: None, snapshot=lambda *_: ([], [])
+    )
+    monkeypatch.setattr(history, "_core", core)
+    pool = SimpleNamespace(active_pool=lambda: None)
+    cuda = SimpleNamespace(device_count=lambda: 1, **dict.fromkeys(kinds, pool))
+    asked: list[tuple[object, ...]] = []
+
+    def original(*given: object) -> dict[str, object]:
+        asked.append(given)
+        return {"allocator_settings": {}}
+
+    found = history.snapshot(SimpleNamespace(cuda=cuda), original, Config(), None)
+    assert asked == [arguments] and found["segments"] == []
