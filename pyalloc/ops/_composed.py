@@ -18,7 +18,10 @@ from pyalloc.ops import _flops
 
 Rule = Callable[..., tuple[Any, Any]]
 
-_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+try:
+    _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+except AttributeError:
+    raise ImportError(f"pyalloc.ops needs a newer PyTorch than {torch.__version__}") from None
 _Kind = torch._C._functorch.TransformType
 _BEFORE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included

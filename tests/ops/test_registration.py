@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -395,3 +397,19 @@ def test_a_tensor_as_scale_compiles_in_one_graph(scale):
     torch.testing.assert_close(compiled(*inputs), function(*inputs))
     inputs[3] = inputs[3] * 3
     torch.testing.assert_close(compiled(*inputs), function(*inputs))
+
+
+def test_a_torch_that_is_too_old_is_named() -> None:
+    """2.4 does not say which hooks on saved tensors are in force."""
+    source = """
+import torch
+del torch._C._autograd._top_saved_tensors_default_hooks
+try:
+    import pyalloc.distributions
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"pyalloc.ops needs a newer PyTorch than {torch.__version__}\n", done
