@@ -14,15 +14,13 @@ n_calls(const struct world *world) {
 static pya_stream
 stream_of(struct world *world, pya_dptr addr) {
     struct pya_snapshot snap;
-    pya_stream stream = 0;
     CHECK_OK(pya_snapshot_take(world->heap, NULL, false, &snap));
+    pya_stream stream = 0;
     size_t total = 0;
     for (size_t i = 0; i < snap.n_segments; i++) {
         const struct pya_snap_segment *s = &snap.segments[i];
         total += s->total_bytes;
-        if (addr >= s->addr && addr < s->addr + s->total_bytes) {
-            stream = s->stream;
-        }
+        stream = addr >= s->addr && addr < s->addr + s->total_bytes ? s->stream : stream;
     }
     CHECK_EQ((int64_t)total, stat_of(world->heap, 0, "reserved_bytes.all.current"));
     pya_snapshot_fini(&snap);
