@@ -254,6 +254,10 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
         first.replace(name, bold(name, color), 1),
         *(wrapped(caveat) for caveat in analysis.caveats),
         *_settings(analysis),
+    ]
+    if analysis.is_empty:
+        return "\n".join(lines)
+    lines += [
         wrapped(
             f"peak allocated {size(totals['peak_bytes'])}"
             + (f", peak reserved {size(totals['peak_reserved_bytes'])}" * analysis.has_segments)

@@ -327,6 +327,8 @@ def test_what_a_trace_does_not_tell_is_said(
 ) -> None:
     path = small_trace(plan)
     empty = Plan(tmp_path / "it's empty.pya").done()
+    one = Plan(tmp_path / "one.pya")
+    one.event("alloc", addr=1 << 30, bytes=MIB)
     cut = tmp_path / "cut.pya"
     cut.write_bytes(path.read_bytes()[:40])
     nothing = tmp_path / "nothing"
@@ -351,7 +353,7 @@ def test_what_a_trace_does_not_tell_is_said(
         (["report", "."], 2, ".: Is a directory"),
         (["report", path, "-o", tmp_path / "no" / "where.html"], 2, "there is no folder"),
         (["report", path, "-o", tmp_path], 2, "not a regular file"),
-        (["report", empty], 0, "no steps began"),
+        (["report", one.done()], 0, "no steps began"),
     ):
         assert cli.main([str(word) for word in words]) == code, words
         shown = "".join(capsys.readouterr())
@@ -371,6 +373,16 @@ def test_of_two_ranks_the_larger_is_the_odd_one(tmp_path: Path) -> None:
         paths.append(own.done())
     out = pyalloc("report", *paths, "-q")
     assert "the odd one is b.pya; at the peak, compared with a.pya:" in out
+
+
+def test_a_report_on_nothing_has_no_tables_without_rows(plan: Plan) -> None:
+    """As of a program that ended before it used the device."""
+    plan.event("user", "torch=2.14.1")
+    plan.event("step", "step")
+    out = pyalloc("report", plan.done(), "-q")
+    assert "It holds no allocation" in out and "torch=2.14.1" in out
+    for words in ("at the peak", "by line", "peak allocated", "leak"):
+        assert words not in out
 
 
 def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
