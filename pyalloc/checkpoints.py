@@ -19,10 +19,11 @@ T = TypeVar("T")
 _SHARE = 0.15  # of the peak: smaller savings do not justify recomputation
 _CLEARLY = 1.25
 _KINDS = 3  # of layers that are named
-_SWITCHES = {  # libraries' own switches for checkpointing all layers
-    "transformers": "model.gradient_checkpointing_enable()",
-    "diffusers": "model.enable_gradient_checkpointing()",
-    "timm": "model.set_grad_checkpointing()",
+_SWITCHES = {  # libraries' own switches for checkpointing all layers, by where their models are
+    "transformers/models/": "model.gradient_checkpointing_enable()",
+    "diffusers/models/": "model.enable_gradient_checkpointing()",
+    "timm/models/": "model.set_grad_checkpointing()",
+    "torchtune/modules/transformer.py": "torchtune.training.set_activation_checkpointing()",
 }
 
 
@@ -355,7 +356,7 @@ def _checkpointing(analysis: Analysis, blocks: list[Block]) -> str:
 def _switch(frames: tuple[source.Frame, ...]) -> str:
     """The switch of the library whose model requested this; "" if it is no library's."""
     for _, file, _ in frames:
-        for library, switch in _SWITCHES.items():
-            if f"-packages/{library}/models/" in file:
+        for models, switch in _SWITCHES.items():
+            if f"-packages/{models}" in file:
                 return switch
     return ""

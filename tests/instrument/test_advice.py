@@ -505,3 +505,17 @@ def test_a_peak_of_autotuning_is_told(plan: Plan, own: bool) -> None:
     ]
     [line] = [row.name for row in found.by_line(found.peak.blocks) if row.bytes == 60 * MIB]
     assert line == ("me/model.py:7 work > " if own else "") + "autotuning of kernels"
+
+
+@pytest.mark.parametrize(
+    ("file", "switch"),
+    [
+        ("transformers/models/llama/modeling_llama", "model.gradient_checkpointing_enable()"),
+        ("transformers/trainer", ""),
+        ("torchtune/modules/transformer", "torchtune.training.set_activation_checkpointing()"),
+        ("torchtune/modules/loss/ce_chunked_output_loss", ""),
+    ],
+)
+def test_only_a_librarys_models_have_its_switch(file: str, switch: str) -> None:
+    own = ("main", "/home/me/train.py", 1)
+    assert checkpoints._switch((("f", f"/x/site-packages/{file}.py", 1), own)) == switch
