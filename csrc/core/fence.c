@@ -52,16 +52,23 @@ other_may_capture(struct pya_card *other, bool insists) {
     return is_capturing;
 }
 
-/* The card of a foreign stream's device; NULL: it could not be opened, when the stream was noted or since. */
+/* The stream's device, if that is known: of foreign streams, and of default ones; else -1. */
+static int
+fence_device(const struct pya_fence *fence) {
+    return fence->is_foreign ? fence->device : pya_stream_device(fence->stream);
+}
+
+/* The card of the stream's device; NULL: it could not be opened, when the stream was noted or since. */
 static struct pya_card *
 fence_card(const struct pya_card *card, const struct pya_fence *fence) {
-    const bool may_be_open = fence->device >= 0 && fence->device < PYA_MAX_DEVICES;
-    return may_be_open ? pya_cards_get(card->cards, fence->device) : NULL;
+    const int device = fence_device(fence);
+    return device >= 0 && device < PYA_MAX_DEVICES ? pya_cards_get(card->cards, device) : NULL;
 }
 
 static pya_status
 fence_sync_other(const struct pya_card *card, const struct pya_fence *fence, bool insists) {
-    if (!fence->is_foreign || fence->device == card->index) {
+    const int device = fence_device(fence);
+    if (device == card->index || (!fence->is_foreign && device < 0)) {
         return PYA_OK;
     }
     struct pya_card *other = fence_card(card, fence);

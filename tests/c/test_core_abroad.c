@@ -110,6 +110,44 @@ test_memory_of_a_dropped_pool(void) {
     }
 }
 
+static pya_status
+no_record(struct pya_device *dev, pya_event event, pya_stream stream) {
+    (void)dev;
+    (void)event;
+    (void)stream;
+    return PYA_E_DEVICE;
+}
+
+static pya_status
+no_stream_sync(struct pya_device *dev, pya_stream stream) {
+    (void)dev;
+    (void)stream;
+    return PYA_E_DEVICE;
+}
+
+/* The stream cannot be asked, but its device is known. */
+static void
+test_memory_whose_use_no_event_marks(void) {
+    for (enum abroad kind = ABROAD_DEFAULT; kind < N_ABROAD; kind++) {
+        struct world world;
+        pya_dptr known = abroad_init(&world, kind, "");
+        pya_dptr there = 0;
+        CHECK_OK(pya_alloc(world.heap, 1, 512, ONE, &there)); /* opens the second device */
+        world.sim = abroad.first;
+        world.ops.device_sync = abroad_sync; /* opening set it back */
+        pya_dptr ptr = take(&world, 32 * MIB, ONE);
+        CHECK_OK(pya_record_stream(world.heap, ptr, abroad.stream));
+        CHECK_OK(pya_sim_use(world.sim, abroad.stream, ptr, 32 * MIB));
+        world.ops.event_record = no_record;
+        world.ops.stream_sync = no_stream_sync;
+        give(&world, ptr);
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK_EQ(reserved(&world), 2 * MIB);
+        give(&world, there);
+        abroad_fini(&world, known);
+    }
+}
+
 static size_t n_at_the_end; /* violations */
 
 static void
@@ -185,6 +223,7 @@ static const struct check_case cases[] = {
     {"memory_given_back", test_memory_given_back},
     {"memory_changes_hands", test_memory_changes_hands},
     {"memory_of_a_dropped_pool", test_memory_of_a_dropped_pool},
+    {"memory_whose_use_no_event_marks", test_memory_whose_use_no_event_marks},
 };
 
 int
