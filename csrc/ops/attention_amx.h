@@ -67,3 +67,29 @@ att_pack_columns(
     pack_transpose(room, ATT_AMX_ROOM, rows, row, n, d, n);
     return amx_pack_rows(dst, room, ATT_AMX_ROOM, d, n);
 }
+
+enum {
+    TOGETHER_MOST = 32,         /* blocks of queries that pass over the keys together */
+    TOGETHER_SCRATCH = 1 << 20, /* bytes that they may take: half of an L2 cache */
+};
+
+/* As many blocks of this size as fit, at least one. */
+static inline ptrdiff_t
+att_together(size_t size, ptrdiff_t n_blocks) {
+    ptrdiff_t n = TOGETHER_SCRATCH / (ptrdiff_t)size;
+    n = n > TOGETHER_MOST ? TOGETHER_MOST : n;
+    n = n > n_blocks ? n_blocks : n;
+    return n < 1 ? 1 : n;
+}
+
+/* Block i of those queries from q0 to q1 that read a key head.  The heads of a group alternate, so that neighbouring blocks see
+ * about the same keys. */
+static inline struct att_block
+att_block_of_group(
+    const struct pya_ops_attention *a, ptrdiff_t b, ptrdiff_t kv, ptrdiff_t i, ptrdiff_t q0,
+    ptrdiff_t q1) {
+    const ptrdiff_t group = (ptrdiff_t)(a->n_h / a->n_kv);
+    struct att_block x = {b, kv * group + i % group, q0 + i / group * ATT_Q, 0, 0, 0};
+    x.nq = (int)(q1 - x.q0 < ATT_Q ? q1 - x.q0 : ATT_Q);
+    return x;
+}

@@ -5,8 +5,6 @@
 #include "kernels.h"
 
 enum {
-    TOGETHER_MOST = 32,         /* blocks of queries that pass together */
-    TOGETHER_SCRATCH = 1 << 20, /* bytes that they may take: half of an L2 cache */
     PAIR_Q = 32, /* lanes are filled up to whole pairs: the products over queries read them all */
 };
 
@@ -30,8 +28,8 @@ struct amx_backward {
     real *added;        /* [AMX_K][added_row], or [dim, whole tiles][ATT_LD] */
     ptrdiff_t added_row;
     ptrdiff_t together;
-    struct att_keys
-        sums; /* of the unit's keys, or if a unit's queries pass all together of a block */
+    /* of the unit's keys, or of a block of them if the unit's queries pass all together */
+    struct att_keys sums;
     struct amx_backward_queries block[TOGETHER_MOST];
 };
 
@@ -217,17 +215,6 @@ amx_backward_block(
     }
 }
 
-/* Number i of the blocks of queries of a unit's key head; the heads of a group alternate. */
-static struct att_block
-amx_backward_block_of(
-    const struct pya_ops_attention *a, const struct att_range *r, ptrdiff_t b, ptrdiff_t kv,
-    ptrdiff_t i) {
-    const ptrdiff_t group = (ptrdiff_t)(a->n_h / a->n_kv);
-    struct att_block x = {b, kv * group + i % group, r->q0 + i / group * ATT_Q, 0, 0, 0};
-    x.nq = (int)(r->q1 - x.q0 < ATT_Q ? r->q1 - x.q0 : ATT_Q);
-    return x;
-}
-
 /* Blocks i0 to i1 pass over the unit's keys; is_whole: these are all of the key head's. */
 static bool
 amx_backward_pass(
@@ -235,7 +222,7 @@ amx_backward_pass(
     struct att_block head, ptrdiff_t i0, ptrdiff_t i1, bool is_whole) {
     const ptrdiff_t kv = head.h / (ptrdiff_t)(a->n_h / a->n_kv);
     for (ptrdiff_t i = i0; i < i1; i++) {
-        const struct att_block x = amx_backward_block_of(a, r, head.b, kv, i);
+        const struct att_block x = att_block_of_group(a, head.b, kv, i, r->q0, r->q1);
         if (!amx_backward_load_queries(a, w, &w->block[i - i0], x)) {
             return false;
         }
@@ -249,7 +236,7 @@ amx_backward_pass(
             att_keys_clear(&w->sums, head.nk);
         }
         for (ptrdiff_t i = i0; i < i1; i++) {
-            struct att_block x = amx_backward_block_of(a, r, head.b, kv, i);
+            struct att_block x = att_block_of_group(a, head.b, kv, i, r->q0, r->q1);
             const ptrdiff_t there = att_visible(a, x.q0, x.nq) - head.k0;
             x.k0 = head.k0;
             x.nk = (int)(there < head.nk ? there : head.nk);
@@ -263,7 +250,8 @@ amx_backward_pass(
         }
     }
     for (ptrdiff_t i = i0; i < i1 && r->want_q && a->d_q.p != NULL; i++) {
-        att_write_queries(a, w->block[i - i0].dqt, amx_backward_block_of(a, r, head.b, kv, i));
+        att_write_queries(
+            a, w->block[i - i0].dqt, att_block_of_group(a, head.b, kv, i, r->q0, r->q1));
     }
     return true;
 }
@@ -294,26 +282,16 @@ amx_backward_unit(
     return true;
 }
 
-/* As many blocks as fit. */
-static ptrdiff_t
-amx_backward_together(const struct pya_ops_attention *a, ptrdiff_t n_blocks) {
-    const size_t words =
-        2 * (amx_words(ATT_Q, (ptrdiff_t)a->dim) + amx_words(ATT_Q, (ptrdiff_t)a->dim_v));
-    const ptrdiff_t size =
-        (ptrdiff_t)(words * sizeof(uint32_t) + (size_t)a->dim * ATT_LD * sizeof(real));
-    ptrdiff_t n = TOGETHER_SCRATCH / size;
-    n = n > TOGETHER_MOST ? TOGETHER_MOST : n;
-    n = n > n_blocks ? n_blocks : n;
-    return n < 1 ? 1 : n;
-}
-
 enum { AMX_REFUSED = -1 }; /* a number cannot be split */
 
 static int
 amx_backward_run(const struct pya_ops_attention *a, struct att_plan plan) {
     const ptrdiff_t group = (ptrdiff_t)(a->n_h / a->n_kv);
     const ptrdiff_t n_blocks = att_n_parts(plan.q, ATT_Q) * group;
-    const ptrdiff_t together = amx_backward_together(a, n_blocks);
+    const size_t factors =
+        amx_words(ATT_Q, (ptrdiff_t)a->dim) + amx_words(ATT_Q, (ptrdiff_t)a->dim_v);
+    const size_t words = 2 * factors + (size_t)a->dim * ATT_LD;
+    const ptrdiff_t together = att_together(words * sizeof(uint32_t), n_blocks);
     const ptrdiff_t keys = !plan.want_kv ? 0 : n_blocks <= together ? AMX_K : plan.k;
     int failed = 0;
     int refused = 0;

@@ -4,11 +4,6 @@
 #include "attention_write.h"
 #include "kernels.h"
 
-enum {
-    TOGETHER_MOST = 32,         /* blocks of queries that pass together */
-    TOGETHER_SCRATCH = 1 << 20, /* bytes that they may take: half of an L2 cache */
-};
-
 /* A block of queries with its running softmax. */
 struct amx_forward_block {
     uint32_t *queries; /* right factor: dim rows, ATT_Q lanes */
@@ -206,16 +201,6 @@ amx_forward_advance(
     }
 }
 
-/* Which block of queries is number i of those that read key head x.h / group; the heads of a group alternate, so that the
- * blocks of a range see about the same keys. */
-static struct att_block
-amx_forward_block_of(const struct pya_ops_attention *a, ptrdiff_t b, ptrdiff_t kv, ptrdiff_t i) {
-    const ptrdiff_t group = (ptrdiff_t)(a->n_h / a->n_kv);
-    struct att_block x = {b, kv * group + i % group, i / group * ATT_Q, 0, 0, 0};
-    x.nq = (int)(a->n_q - x.q0 < ATT_Q ? a->n_q - x.q0 : ATT_Q);
-    return x;
-}
-
 static bool
 amx_forward_start(
     const struct pya_ops_attention *a, struct amx_forward *w, struct amx_forward_block *block,
@@ -250,7 +235,7 @@ amx_forward_blocks(
     ptrdiff_t i1) {
     ptrdiff_t end = 0;
     for (ptrdiff_t i = i0; i < i1; i++) {
-        const struct att_block x = amx_forward_block_of(a, head.b, head.h, i);
+        const struct att_block x = att_block_of_group(a, head.b, head.h, i, 0, (ptrdiff_t)a->n_q);
         const ptrdiff_t visible = att_visible(a, x.q0, x.nq);
         end = visible > end ? visible : end;
         if (!amx_forward_start(a, w, &w->block[i - i0], x)) {
@@ -268,7 +253,7 @@ amx_forward_blocks(
         }
         for (ptrdiff_t i = i0; i < i1; i++) {
             struct amx_forward_item *next = &w->item[n];
-            next->x = amx_forward_block_of(a, head.b, head.h, i);
+            next->x = att_block_of_group(a, head.b, head.h, i, 0, (ptrdiff_t)a->n_q);
             const ptrdiff_t there = att_visible(a, next->x.q0, next->x.nq) - head.k0;
             if (there <= 0) {
                 continue;
@@ -292,7 +277,7 @@ amx_forward_blocks(
     amx_forward_advance(w, NULL, now, last);
     amx_forward_advance(w, NULL, NULL, now);
     for (ptrdiff_t i = i0; i < i1; i++) {
-        const struct att_block x = amx_forward_block_of(a, head.b, head.h, i);
+        const struct att_block x = att_block_of_group(a, head.b, head.h, i, 0, (ptrdiff_t)a->n_q);
         att_result_write(a, &w->block[i - i0].r, x);
     }
     return true;
@@ -301,15 +286,12 @@ amx_forward_blocks(
 /* As many blocks as fit, unless threads would be left without work. */
 static ptrdiff_t
 amx_forward_together(const struct pya_ops_attention *a, ptrdiff_t n_blocks) {
-    const int64_t size = (int64_t)(amx_words(ATT_Q, (ptrdiff_t)a->dim) * sizeof(uint32_t)) +
-                         a->dim_v * ATT_LD * (int64_t)sizeof(real);
-    ptrdiff_t n = TOGETHER_SCRATCH / (ptrdiff_t)size;
-    n = n > TOGETHER_MOST ? TOGETHER_MOST : n;
-    n = n > n_blocks ? n_blocks : n;
+    const size_t words = amx_words(ATT_Q, (ptrdiff_t)a->dim) + (size_t)a->dim_v * ATT_LD;
+    ptrdiff_t n = att_together(words * sizeof(uint32_t), n_blocks);
     while (n > 1 && a->n_b * a->n_kv * ((n_blocks + n - 1) / n) < 2 * (int64_t)a->n_threads) {
         n--;
     }
-    return n < 1 ? 1 : n;
+    return n;
 }
 
 int
