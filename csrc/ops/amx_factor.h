@@ -54,6 +54,14 @@ amx_put(uint32_t *dst, struct amx_parts low, struct amx_parts high) {
     }
 }
 
+/* The same, of numbers; returns the largest sizes so far, in bits. */
+static inline __attribute__((always_inline)) vi
+amx_pack(uint32_t *dst, vr low, vr high, vi largest) {
+    const vi size = i_set(0x7fffffffu);
+    amx_put(dst, amx_split(low), amx_split(high));
+    return i_max(largest, i_max(i_and(v_bits(low), size), i_and(v_bits(high), size)));
+}
+
 static inline vr
 amx_ld(const real *p, ptrdiff_t n) {
     return n >= VW ? v_ld(p) : n > 0 ? v_ld_n(p, (int)n) : v_set(0);
@@ -63,7 +71,6 @@ amx_ld(const real *p, ptrdiff_t n) {
  * from the last 32 numbers.  Returns the largest size among the numbers, in bits. */
 static inline unsigned
 amx_pack_rows(uint32_t *dst, const real *src, ptrdiff_t row, ptrdiff_t n, ptrdiff_t depth) {
-    const vi size = i_set(0x7fffffffu);
     vi largest = i_set(0);
     for (ptrdiff_t r = 0; r < amx_tiles(n) * AMX_ROWS; r++) {
         const ptrdiff_t there = r < n ? depth : 0;
@@ -73,9 +80,7 @@ amx_pack_rows(uint32_t *dst, const real *src, ptrdiff_t row, ptrdiff_t n, ptrdif
             for (ptrdiff_t j = c; j < c + 16; j += VW) {
                 const vr low = amx_ld(p + j, there - j);
                 const vr high = amx_ld(p + j + 16, there - j - 16);
-                largest =
-                    i_max(largest, i_max(i_and(v_bits(low), size), i_and(v_bits(high), size)));
-                amx_put(to + (j - c), amx_split(low), amx_split(high));
+                largest = amx_pack(to + (j - c), low, high, largest);
             }
         }
     }
@@ -85,7 +90,6 @@ amx_pack_rows(uint32_t *dst, const real *src, ptrdiff_t row, ptrdiff_t n, ptrdif
 /* The right factor: depth rows of n lanes, row apart. */
 static inline unsigned
 amx_pack_lanes(uint32_t *dst, const real *src, ptrdiff_t row, ptrdiff_t depth, ptrdiff_t n) {
-    const vi size = i_set(0x7fffffffu);
     vi largest = i_set(0);
     for (ptrdiff_t l = 0; l < amx_tiles(n); l++) {
         for (ptrdiff_t c = 0; c < depth; c += AMX_DEPTH, dst += AMX_BLOCK) {
@@ -93,9 +97,7 @@ amx_pack_lanes(uint32_t *dst, const real *src, ptrdiff_t row, ptrdiff_t depth, p
                 for (ptrdiff_t q = l * 16; q < l * 16 + 16; q += VW) {
                     const vr low = amx_ld(src + j * row + q, j < depth ? n - q : 0);
                     const vr high = amx_ld(src + (j + 16) * row + q, j + 16 < depth ? n - q : 0);
-                    largest =
-                        i_max(largest, i_max(i_and(v_bits(low), size), i_and(v_bits(high), size)));
-                    amx_put(dst + (j - c) * 16 + q % 16, amx_split(low), amx_split(high));
+                    largest = amx_pack(dst + (j - c) * 16 + q % 16, low, high, largest);
                 }
             }
         }

@@ -21,14 +21,14 @@ struct amx_forward_keys {
 struct amx_forward_item {
     const struct pya_ops_attention *a;
     struct att_block x;
-    struct att_result *r;
-    const struct amx_forward_block *queries;
+    struct amx_forward_block *block;
     const struct amx_forward_keys *keys;
     real *s;             /* [AMX_K][ATT_LD] */
     uint32_t *p;         /* right factor: AMX_K rows, ATT_Q lanes */
     real *shrink;        /* [ATT_Q]: what earlier results are multiplied by */
     real *sum;           /* [ATT_Q]: of this block of keys alone; sums of sums lose fewer digits */
     int lanes, n_chunks; /* of whole tiles: queries, and 32 keys each */
+    uint32_t seed;       /* of dropout */
     int k, q; /* which probabilities are to be computed next: those of keys k and k + 16 */
 };
 
@@ -69,7 +69,7 @@ amx_forward_carve(
 static void
 amx_forward_top(struct amx_forward_item *i) {
     for (int q = 0; q < i->lanes; q += VW) {
-        const vr before = v_ld(i->r->top + q);
+        const vr before = v_ld(i->block->r.top + q);
         vr best = before;
         vr other = before; /* two maxima wait less for one another */
         int k = 0;
@@ -81,7 +81,7 @@ amx_forward_top(struct amx_forward_item *i) {
             best = v_max(best, v_ld(i->s + k * ATT_LD + q));
         }
         best = v_max(best, other);
-        v_st(i->r->top + q, best);
+        v_st(i->block->r.top + q, best);
         /* v_exp2(0) is one rounding step above 1; many blocks would multiply that error */
         v_st(i->shrink + q, v_sel(m_eq(before, best), v_set(1), v_exp2(v_sub(before, best))));
         v_st(i->sum + q, v_set(0));
@@ -95,7 +95,7 @@ amx_forward_pair(struct amx_forward_item *i, const bool drops) {
     const int k = i->k; /* and k + 16 */
     const int q = i->q;
     const real *from = i->s + k * ATT_LD + q;
-    const vr best = v_ld(i->r->top + q);
+    const vr best = v_ld(i->block->r.top + q);
     vr low = v_set(0); /* of a key that is missing */
     vr high = low;
     if (k < x.nk) {
@@ -106,9 +106,8 @@ amx_forward_pair(struct amx_forward_item *i, const bool drops) {
     }
     v_st(i->sum + q, v_add(v_ld(i->sum + q), v_add(low, high)));
     if (drops) {
-        const uint32_t seed = att_seed(i->a, x);
-        low = v_mul(low, att_keep(i->a, seed, x.q0 + q, x.k0 + k));
-        high = v_mul(high, att_keep(i->a, seed, x.q0 + q, x.k0 + k + 16));
+        low = v_mul(low, att_keep(i->a, i->seed, x.q0 + q, x.k0 + k));
+        high = v_mul(high, att_keep(i->a, i->seed, x.q0 + q, x.k0 + k + 16));
     }
     uint32_t *to = i->p + (q / 16 * i->n_chunks + k / AMX_DEPTH) * AMX_BLOCK;
     amx_put(to + k % 16 * 16 + q % 16, amx_split(low), amx_split(high));
@@ -134,7 +133,7 @@ static void
 amx_forward_score(struct amx_forward_item *i, struct amx_beside *beside) {
     const ptrdiff_t d = (ptrdiff_t)i->a->dim;
     const struct amx_factor left = {i->keys->keys, i->x.nk, d};
-    const struct amx_factor right = {i->queries->queries, i->x.nq, d};
+    const struct amx_factor right = {i->block->queries, i->x.nq, d};
     amx_product(i->s, ATT_LD, left, right, d, beside);
     att_adjust_scores(i->a, i->x, i->s);
 }
@@ -148,7 +147,7 @@ amx_forward_weigh(struct amx_forward_item *i, real *added, struct amx_beside *be
     amx_product(added, ATT_LD, left, right, i->x.nk, beside);
     for (ptrdiff_t d = 0; d < dv; d++) {
         for (int q = 0; q < i->x.nq; q += VW) {
-            real *o = i->r->ot + d * ATT_LD + q;
+            real *o = i->block->r.ot + d * ATT_LD + q;
             const vr more = v_ld(added + d * ATT_LD + q);
             v_st(o, i->x.k0 > 0 ? v_fma(v_ld(o), v_ld(i->shrink + q), more) : more);
         }
@@ -158,7 +157,7 @@ amx_forward_weigh(struct amx_forward_item *i, real *added, struct amx_beside *be
 static void
 amx_forward_add_sums(struct amx_forward_item *i) {
     for (int q = 0; q < i->lanes; q += VW) {
-        real *total = i->r->sum + q;
+        real *total = i->block->r.sum + q;
         v_st(total, v_fma(v_ld(total), v_ld(i->shrink + q), v_ld(i->sum + q)));
     }
 }
@@ -261,8 +260,8 @@ amx_forward_blocks(
             next->a = a;
             next->x.k0 = head.k0;
             next->x.nk = (int)(there < head.nk ? there : head.nk);
-            next->queries = &w->block[i - i0];
-            next->r = &w->block[i - i0].r;
+            next->block = &w->block[i - i0];
+            next->seed = att_seed(a, next->x);
             next->keys = keys;
             next->lanes = (int)pack_round(next->x.nq, AMX_ROWS);
             next->n_chunks = (int)amx_chunks(next->x.nk);

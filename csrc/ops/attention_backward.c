@@ -5,10 +5,9 @@
 
 struct backward_scratch {
     real *qt, *dot; /* [dim][ATT_LD], [dim_v][ATT_LD]: scaled queries and dO in lanes */
-    real *q, *grad; /* [ATT_Q][ld], [ATT_Q][ldv]: the same in rows */
+    real *q, *grad; /* the same in rows, as far apart as those of sums */
     real *s, *dp;   /* [ATT_K][ATT_LD] */
     real *dqt;      /* [dim][ATT_LD] */
-    ptrdiff_t ld, ldv;
     struct att_rows rows;
     bool once; /* each key meets one block of queries: its gradients are complete after that */
     struct att_keys sums; /* of the unit's keys, or if once of a block */
@@ -20,17 +19,15 @@ backward_carve(
     ptrdiff_t keys) {
     const size_t d = (size_t)a->dim;
     const size_t dv = (size_t)a->dim_v;
-    w->ld = pack_stride(pack_round((ptrdiff_t)d, VW));
-    w->ldv = pack_stride(pack_round((ptrdiff_t)dv, VW));
+    att_keys_carve(&w->sums, s, a, keys);
     w->qt = scratch_take(s, d * ATT_LD);
     w->dot = scratch_take(s, dv * ATT_LD);
-    w->q = scratch_take(s, (size_t)(ATT_Q * w->ld));
-    w->grad = scratch_take(s, (size_t)(ATT_Q * w->ldv));
+    w->q = scratch_take(s, (size_t)(ATT_Q * w->sums.ld));
+    w->grad = scratch_take(s, (size_t)(ATT_Q * w->sums.ldv));
     w->s = scratch_take(s, att_tile_size(a));
     w->dp = scratch_take(s, att_tile_size(a));
     w->dqt = scratch_take(s, d * ATT_LD);
     att_rows_carve(&w->rows, s);
-    att_keys_carve(&w->sums, s, a, keys);
 }
 
 static void
@@ -42,8 +39,8 @@ backward_load_queries(
     const real *grad = att_row(a->grad, x.b, x.h, x.q0);
     att_pack_lanes(w->qt, q, a->q.s, x.nq, d, (real)(a->scale * att_log2e), VW);
     att_pack_lanes(w->dot, grad, a->grad.s, x.nq, dv, 1, VW);
-    pack_rows(w->q, w->ld, q, a->q.s, x.nq, d, pack_round(d, VW));
-    pack_rows(w->grad, w->ldv, grad, a->grad.s, x.nq, dv, pack_round(dv, VW));
+    pack_rows(w->q, w->sums.ld, q, a->q.s, x.nq, d, pack_round(d, VW));
+    pack_rows(w->grad, w->sums.ldv, grad, a->grad.s, x.nq, dv, pack_round(dv, VW));
     att_rows_load(a, &w->rows, x);
 }
 
@@ -97,12 +94,12 @@ backward_block(
     if (r->want_kv) {
         const ptrdiff_t k = w->once ? 0 : x.k0 - r->k0;
         struct pya_tile_a p = {w->s, ATT_LD, 1};
-        struct pya_tile_b grad = {w->grad, w->ldv};
-        struct pya_tile_c dst_v = {w->sums.dv + k * w->ldv, w->ldv, !w->once};
+        struct pya_tile_b grad = {w->grad, w->sums.ldv};
+        struct pya_tile_c dst_v = {w->sums.dv + k * w->sums.ldv, w->sums.ldv, !w->once};
         tile_multiply(x.nk, dv, x.nq, p, grad, dst_v);
         struct pya_tile_a ds = {w->dp, ATT_LD, 1};
-        struct pya_tile_b queries = {w->q, w->ld};
-        struct pya_tile_c dst_k = {w->sums.dk + k * w->ld, w->ld, !w->once};
+        struct pya_tile_b queries = {w->q, w->sums.ld};
+        struct pya_tile_c dst_k = {w->sums.dk + k * w->sums.ld, w->sums.ld, !w->once};
         tile_multiply(x.nk, d, x.nq, ds, queries, dst_k);
         if (w->once) {
             att_write_keys(a, &w->sums, x, x.k0 + x.nk);
