@@ -141,17 +141,21 @@ static inline real
 v_hsum(vr a) {
     return _mm512_reduce_add_ps(a);
 }
-enum { LEAST_POWER2 = -200 }; /* times a number near 1 its power is 0 */
-/* n: the integer nearest to a; the result is 2^n in the form that v_scale2() takes: n itself */
+enum { LEAST_POWER2 = -127 }; /* 2^LEAST_POWER2 acts as 0 */
+/* n: the integer nearest to a, from LEAST_POWER2 to 127; the result is 2^n in the form that v_scale2() takes.
+ * Adding a number so large that the sum's last bits count ones puts n there; shifted up, they are 2^n.  (scalef would take
+ * hundreds of cycles wherever its result is denormal or underflows, as for every hidden score.) */
 static inline vr
 v_power2(vr a, vr *n) {
-    *n = _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return *n;
+    const vr large = _mm512_set1_ps(12582912.0f - (float)LEAST_POWER2); /* 1.5 * 2^23, the bias */
+    const vr sum = _mm512_add_ps(a, large);
+    *n = _mm512_sub_ps(sum, large);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(sum), 23));
 }
 /* a * 2^n */
 static inline vr
 v_scale2(vr a, vr power) {
-    return _mm512_scalef_ps(a, power);
+    return _mm512_mul_ps(a, power);
 }
 /* 1/a, a normal: the 14-bit estimate and one Newton step */
 static inline vr
