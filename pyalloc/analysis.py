@@ -478,7 +478,7 @@ class Analysis:
             return f"{where.function} ({source.short_file(where.file)})"
         # A library's whole model comes from one line of the user: its layers say more.
         layer = layers_of(block.module) or block.module or further.function
-        return f"{layer}, in {where.function}"
+        return layer if further == where else f"{layer}, in {where.function}"
 
     def _holder(self, category: str, block: Block) -> str:
         name = self._optimizer(block.stack) if "state" in category else ""

@@ -187,7 +187,7 @@ def without_bootstrap(frames: list[Frame]) -> list[Frame]:
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:
-    """The innermost line of the user's code, else of torch.compile's graph, else of other Python; None without any."""
+    """The innermost line of the user's code, else torch.compile's graph's, a library's, other Python's; or None."""
     for name, file, line in frames:
         # Libraries generate code named "<string>", too, but its <module> is the program of `python -c`.
         if not is_foreign(file) or (file, name) == ("<string>", "<module>"):
@@ -198,6 +198,9 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
             is_backward = any(n == "backward" and "/_aot_autograd/" in f for n, f, _ in frames)
             graph = f"torch.compile/graph{file.removeprefix(_GRAPH)}"
             return Place(graph, line, "backward" if is_backward else "forward")
+    further = inside(frames)
+    if further is not None:
+        return further
     files = [frame for frame in frames if frame[1].endswith(".py")]
     for name, file, line in (*(f for f in files if not _is_route(f)), *files):
         return Place(file, line, name)

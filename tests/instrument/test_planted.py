@@ -526,6 +526,26 @@ def test_a_librarys_model_is_told_by_its_layers(plan: Plan, phase: str) -> None:
     assert line.name == "me/model.py:7 main > bert/modeling_bert.py:30 Layer.forward"
 
 
+def test_a_librarys_line_is_told_where_no_line_is_the_users(plan: Plan) -> None:
+    """As when a checkpoint makes a layer again on a thread of autograd's."""
+    packages = "/venv/lib/python3.11/site-packages"
+    stack = 0
+    for name, file, line in (
+        ("Layer.forward", f"{packages}/transformers/models/bert/modeling_bert.py", 20),
+        ("forward", f"{packages}/torch/nn/modules/linear.py", 134),
+    ):
+        texts = [plan.writer.string(text) for text in (name, file)]
+        stack = plan.writer.stack(stack, *texts, line)
+    for phase in ("forward", "module:encoder.layer.3.mlp"):
+        plan.event("phase_begin", phase)
+    plan.event("alloc", addr=1 << 30, bytes=20 * MIB, stack=stack)
+    analysis = trace.analyse(plan.done())
+    (line,) = analysis.by_line(analysis.peak.blocks)
+    assert line.name == "bert/modeling_bert.py:20 Layer.forward"
+    (maker,) = analysis.by_maker(analysis.peak.blocks)
+    assert maker.name == "activations: encoder.layer.*"
+
+
 def _layers_of_a_library(
     plan: Plan, layers: Sequence[str], library: str, sizes: tuple[int, int] = (20, 30)
 ) -> None:

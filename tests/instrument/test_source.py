@@ -93,6 +93,7 @@ def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() ->
     assert str(source.inside(frames)) == "diffusers/unet.py:3 forward"
     assert source.inside(frames[:2]) is None
     assert str(source.place(frames[:2])) == "torch/functional.py:2 empty"  # no line of the user's
+    assert source.place(frames[:3]) == source.inside(frames)  # autograd's threads: a checkpoint
     assert source.place(frames[:1]) is None
     assert source.place((("<module>", "<string>", 1),)) is not None  # python -c
     assert source.place((("made", "<string>", 1),)) is None
