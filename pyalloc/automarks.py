@@ -186,10 +186,12 @@ class AutoMarks:
             self._end_those_left(depth)
         if not stack:
             self._learn(module)
-            name = self._outermost(module)
+            self._begin(stack, id(module), self._outermost(module), depth)
+            if name:  # a part of a model is called by itself, as by a checkpoint in backward
+                self._begin(stack, 0, MODULE + name, depth)
         else:
             name = MODULE + (name or type(module).__name__)
-        self._begin(stack, id(module), name, depth)
+            self._begin(stack, id(module), name, depth)
 
     def after_module(self, module: Any, inputs: Any, output: Any) -> None:
         """Global forward hook; also called after an exception, if this torch supports that."""

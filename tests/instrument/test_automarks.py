@@ -87,6 +87,35 @@ def test_what_left_the_device_and_came_back_keeps_its_category(
     assert told == ["gradients", "optimizer state", "parameters"]
 
 
+def test_a_part_of_a_model_has_its_name_where_it_is_called_by_itself(record: Record) -> None:
+    """As a checkpoint does in backward."""
+    path = record("""
+    import torch
+    class Double(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Double(), Double()
+        def forward(self, x):
+            return self.second(self.first(x))
+    model, x = Model(), torch.ones(4 << 20, device="cuda")
+    model(x)
+    kept = model.second(x)
+    with torch.no_grad():
+        evaluated = model.first(x)
+    """)  # fmt: skip
+    found = trace.analyse(path)
+    end = found.moments[max(found.moments)].blocks
+    assert [(b.phase, b.module) for b in end[1:]] == [
+        ("forward", "second"), ("inference", "first"),
+    ]  # fmt: skip
+    assert [(p.name, p.depth) for p in found.phases] == [
+        ("forward", 0), ("forward", 0), ("inference", 0),
+    ]  # fmt: skip
+
+
 def test_state_that_lies_deeper_is_the_optimizers(record: Record) -> None:
     """Heavyball's lies in dicts and lists in each parameter's state, and is made anew in each step."""
     path = record("""
