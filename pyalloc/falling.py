@@ -6,12 +6,12 @@ import bisect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import FORWARDS, Analysis
 from pyalloc.facts import Phase
 from pyalloc.moments import Block
 from pyalloc.told import joined
 
-TRAINING = ("forward", "loss", "backward")  # phases that hold activations, or make them again
+TRAINING = (*FORWARDS, "backward")  # phases that hold activations, or make them again
 # Phases whose peaks count; one of the program's own may be a whole step, and contain the peak.
 _PHASES = (*TRAINING, "inference", "optimizer")
 _HARDLY = 0.1  # share of the blocks; below it they count as absent: some are made once, and kept
@@ -54,6 +54,10 @@ class _Beside:
         self._lasting = alive_at([b for b in blocks if b.alloc_event < self._own[0]], self._peak)
         self._coming = sum(b.bytes for b in blocks if b.alloc_event >= self._own[0])
         self._bytes_at = alive_at(blocks, self._peak)
+        # Such a pass has something beside it that waits for backward; without activations it has less in each step.
+        self._waiting = set(_beside_waiting(self._phases)) if set(TRAINING) <= set(alike) else set()
+        in_step = [phase for phase in self._waiting if self._is_in_step(phase)]
+        self._beside_passes = max(map(self._alive_in, in_step), default=0)
 
     def _step_of(self, analysis: Analysis) -> tuple[int, int] | None:
         """The first moment of the peak's step, and the first one after it; None before the first step."""
@@ -72,7 +76,9 @@ class _Beside:
         for phase in self._phases:
             if self._is_in_step(phase) or self._is_own(phase):
                 continue
-            if phase.name not in self._alike:
+            if phase in self._waiting:
+                yield phase.peak_bytes - self._beside_passes
+            elif phase.name not in self._alike:
                 yield phase.peak_bytes
             elif alive := self._alive_in(phase):
                 yield phase.peak_bytes - alive
@@ -89,7 +95,9 @@ class _Beside:
         others = [p for p in self._phases if self._is_in_step(p) and not self._is_own(p)]
         alike = [phase for phase in others if phase.name in self._alike]
         has_further = any(not self._alive_in(phase) for phase in alike)
-        is_unlike = _within([phase for phase in others if phase.name not in self._alike])
+        is_unlike = _within(
+            [p for p in others if p.name not in self._alike and p not in self._waiting]
+        )
         cuts = {*self._region}
         cuts.update(block.alloc_event + 1 for block in self._blocks)
         cuts.update(b.free_event + 1 for b in self._blocks if b.free_event is not None)
@@ -115,6 +123,21 @@ class _Beside:
 def _at(bytes_at: Callable[[int], int], moment: int, peak: int) -> int:
     """bytes_at() for a moment: moment n comes right after event n - 1."""
     return bytes_at(moment - 1 if moment <= peak else moment)
+
+
+def _beside_waiting(phases: Iterable[Phase]) -> Iterator[Phase]:
+    """Passes without gradients between a forward pass and its backward: of a teacher, of DPO's reference."""
+    found: list[Phase] | None = None  # since a forward pass
+    for phase in phases:
+        if phase.name in FORWARDS:
+            found = found or []
+        elif phase.name == "inference" and found is not None:
+            found.append(phase)
+        elif phase.name == "backward":
+            yield from found or ()
+            found = None
+        elif phase.name == "optimizer":
+            found = None
 
 
 def _within(phases: Iterable[Phase]) -> Callable[[int], bool]:

@@ -404,6 +404,34 @@ def test_the_peak_falls_to_what_is_left_in_its_step(
     assert falls_by(dropped, found, TRAINING) == saved * MIB
 
 
+@pytest.mark.parametrize(
+    ("passes", "saved"),
+    [
+        (("+r19 -r", ""), 80),  # beside what waits for backward
+        (("", "+r95 -r"), 5),  # an evaluation
+        (("+r19 -r", "+r60 -r"), 40),
+        (
+            (
+                "+r19 -r inference. backward -b -a backward. forward +a40 +b40 forward. inference",
+                "",
+            ),
+            80,
+        ),
+    ],
+)
+def test_a_pass_without_gradients_beside_what_waits_for_backward_has_less_without_that(
+    plan: Plan, passes: tuple[str, str], saved: int
+) -> None:
+    """As of a teacher, or of the model that DPO compares with."""
+    inside, after = (f"inference {each} inference." for each in passes)
+    story = (
+        f"{TRAINED.format('', '', '', '').replace(' backward ', f' {inside} backward ')} {after}"
+    )
+    found = trace.analyse(written(plan, f"{story} {story}"))
+    dropped = [block for block in found.peak.blocks if block.bytes == 40 * MIB]
+    assert falls_by(dropped, found, TRAINING) == saved * MIB
+
+
 def test_what_the_phase_of_the_peak_makes_comes_and_goes_there(plan: Plan) -> None:
     """There are others like it at other moments, which nobody knows."""
     story = "step optimizer +a50 +t30 -t +u29 -u optimizer."
