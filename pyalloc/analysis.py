@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from pyalloc.units import MIB, size
 _TUNING = "autotuning of kernels"
 _FAMILY_SHARE = 0.05  # a tensor of at least this share of the peak is a contributor of its own
 CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: on Hopper and later, on older cards
+_ALONE = 0.9  # share of what numbered modules hold: one that has more is no layer among others
 _EARLIER = (  # by whether it was never freed
     "in use before the history began, freed later",
     "in use from before the history to its end",
@@ -477,8 +478,19 @@ class Analysis:
         if further is None:
             return f"{where.function} ({source.short_file(where.file)})"
         # A library's whole model comes from one line of the user: its layers say more.
-        layer = layers_of(block.module) or block.module or further.function
+        layer = layers_of(block.module, self._shared) or block.module or further.function
         return layer if further == where else f"{layer}, in {where.function}"
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        """What has numbered modules none of which holds nearly all of it at the peak, such as `model.layers`."""
+        held: dict[str, Counter[str]] = defaultdict(Counter)
+        for block in self.peak.blocks:
+            for name, number in _numbered(block.module):
+                held[name][number] += block.bytes
+        return frozenset(
+            name for name, each in held.items() if max(each.values()) < _ALONE * each.total()
+        )
 
     def _holder(self, category: str, block: Block) -> str:
         name = self._optimizer(block.stack) if "state" in category else ""
@@ -528,13 +540,22 @@ def in_all_layers(module: str) -> str:
     return re.sub(r"(?<![^.])\d+(?=\.)", "*", module)
 
 
-def layers_of(module: str) -> str:
-    """`model.layers.3.mlp` becomes `model.layers.*`: the outermost numbered modules around it; "" if there are none."""
+def layers_of(module: str, shared: Collection[str]) -> str:
+    """`model.layers.3.mlp` becomes `model.layers.*`; "" if no module around it is numbered.
+
+    Of numbered modules within one another: the outermost whose siblings hold something too, else the innermost.
+    """
+    around = [name for name, _ in _numbered(module)]
+    chosen = next((name for name in around if name in shared), around[-1] if around else None)
+    return "" if chosen is None else f"{chosen}.*".removeprefix(".")
+
+
+def _numbered(module: str) -> Iterator[tuple[str, str]]:
+    """The numbered modules around one, outermost first: what they are in, and the number."""
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
-            return ".".join([*parts[:i], "*"])
-    return ""
+            yield ".".join(parts[:i]), part
 
 
 def _rows(named: Iterable[tuple[str, Block]]) -> list[Row]:

@@ -666,6 +666,12 @@ def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> N
     [
         ("layers.3.mlp.fc1", "layers.*.mlp.fc1", "layers.*"),
         ("up.1.blocks.20.norm", "up.*.blocks.*.norm", "up.*"),
+        (
+            "0.model.layer.3.norm",
+            "*.model.layer.*.norm",
+            "0.model.layer.*",
+        ),  # the only one in a sequence
+        ("0.model.1.norm", "*.model.*.norm", "0.model.*"),
         ("0.conv", "*.conv", "*"),
         ("net.0", "net.0", "net.*"),
         ("layer1.fc", "layer1.fc", ""),
@@ -673,7 +679,25 @@ def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> N
     ],
 )
 def test_names_of_numbered_modules(module: str, everywhere: str, layers: str) -> None:
-    assert (in_all_layers(module), layers_of(module)) == (everywhere, layers)
+    shared = {"layers", "up", "up.1.blocks", "0.model.layer"}
+    assert (in_all_layers(module), layers_of(module, shared)) == (everywhere, layers)
+
+
+def test_layers_in_a_sequence_of_other_things_are_told(plan: Plan) -> None:
+    """As in sentence-transformers, whose model is an nn.Sequential of a transformer and a pooling layer."""
+    library = "/venv/lib/python3.11/site-packages/transformers/models/bert/modeling_bert.py"
+    texts = [plan.writer.string(text) for text in ("Layer.forward", library)]
+    stack = plan.writer.stack(plan.stack(7, "main"), *texts, 20)
+    plan.event("phase_begin", "forward")
+    for n, module in enumerate(("0.model.layer.0.mlp", "0.model.layer.1", "1")):
+        plan.event("phase_begin", f"module:{module}")
+        plan.event("alloc", addr=(n + 1) << 30, bytes=(20, 20, 1)[n] * MIB, stack=stack)
+        plan.event("phase_end", f"module:{module}")
+    analysis = trace.analyse(plan.done())
+    assert [row.name for row in analysis.by_maker(analysis.peak.blocks)] == [
+        "activations: 0.model.layer.*, in main",
+        "activations: *, in main",
+    ]
 
 
 def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> None:
