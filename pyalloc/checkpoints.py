@@ -18,6 +18,7 @@ from pyalloc.units import size
 T = TypeVar("T")
 _SHARE = 0.15  # of the peak: smaller savings do not justify recomputation
 _CLEARLY = 1.25
+_TINY = 256  # of the largest: what norms keep besides their results is smaller
 _KINDS = 3  # of layers that are named
 _SWITCHES = {  # libraries' own switches for checkpointing all layers, by where their models are
     "transformers/models/": "model.gradient_checkpointing_enable()",
@@ -306,8 +307,7 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
     in_order = [sorted(blocks, key=lambda b: b.alloc_event) for blocks in members]
     calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
     calls.sort(key=lambda blocks: blocks[-1].alloc_event)
-    # A module makes its output last.
-    insides = [blocks[:-1] for blocks in calls]
+    insides = [_without_output(blocks) for blocks in calls]
     dropped = [*_until_made_again(insides), *_until_reached(calls[-1], analysis)]
     saved = sum(block.bytes for block in dropped)
     if all(block.free_event is None for blocks in insides for block in blocks):
@@ -317,12 +317,21 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
     return dropped, saved
 
 
+def _without_output(blocks: list[Block]) -> list[Block]:
+    """Leaves out what is made last; of an operator that makes several things (a norm: the deviations), the largest."""
+    least = max(block.bytes for block in blocks) // _TINY
+    *_, last = (block for block in blocks if block.bytes >= least)
+    alike = (b for b in blocks if (b.stack, b.module) == (last.stack, last.module))
+    output = max(alike, key=lambda block: (block.bytes, block.alloc_event))
+    return [block for block in blocks if block is not output]
+
+
 def _until_reached(last: list[Block], analysis: Analysis) -> list[Block]:
     """What the last module does not keep until backward has done with everything made after it, such as the logits.
 
     Nothing if there was no more at the peak: then backward makes it again at once.
     """
-    inside, made = last[:-1], last[-1].alloc_event
+    inside, made = _without_output(last), last[-1].alloc_event
     begun = min((b.free_event for b in inside if b.free_event is not None), default=0)
     later = (
         block.free_event

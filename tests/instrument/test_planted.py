@@ -561,6 +561,22 @@ def _layers_of_a_library(
             plan.event("phase_end", f"module:{layer}.{part}")
 
 
+def test_a_norm_at_the_end_of_a_layer_is_its_output_not_what_it_keeps_besides(plan: Plan) -> None:
+    """A batch norm makes its output and then the means and deviations, as in a ResNet, whose shortcut has one, too."""
+    parts = (("conv", 20 * MIB), ("norm", 30 * MIB), ("norm", 512), ("shortcut", 512))
+    plan.event("phase_begin", "forward")
+    for layer in range(4):
+        for n, (part, n_bytes) in enumerate(parts):
+            plan.event("phase_begin", f"module:layer1.{layer}.{part}")
+            address = (4 * layer + n + 1) << 30
+            plan.event("alloc", addr=address, bytes=n_bytes, stack=plan.stack(len(part)))
+            plan.event("phase_end", f"module:layer1.{layer}.{part}")
+    plan.event("phase_end", "forward")
+    told = kinds(plan.done())["checkpoint"]
+    assert told.saved_bytes is not None
+    assert told.saved_bytes // MIB == 60  # three of what convolutions make
+
+
 @pytest.mark.parametrize(
     ("layers", "sizes", "named"),
     [
