@@ -54,7 +54,10 @@ def by_frames(frames: tuple[Frame, ...]) -> str:
         name == "__deepcopy__" and file.endswith("/torch/nn/parameter.py")
         for name, file, _ in frames
     )
-    if is_layer or is_copy or names & {"_apply", "convert", "_load_from_state_dict"}:
+    # transformers 5 brings what it loads to the device, on threads of its own, before the model is first called.
+    is_loaded = any(file.endswith("/transformers/core_model_loading.py") for _, file, _ in frames)
+    is_moved = names & {"_apply", "convert", "_load_from_state_dict"}
+    if is_layer or is_copy or is_loaded or is_moved:
         return "parameters"
     if names & {"forward", "_call_impl"}:
         return "activations"

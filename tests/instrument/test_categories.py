@@ -42,6 +42,15 @@ def test_tensors_made_of_others_are_parameters_gradients_and_state(record: Recor
     assert told(path, 2 * MIB) == sorted(2 * twice)
 
 
+def test_what_transformers_loads_to_the_device_is_parameters(plan: Plan) -> None:
+    """Of a reference model, say, that is first called later."""
+    file = "/x/site-packages/transformers/core_model_loading.py"
+    texts = [plan.writer.string(text) for text in ("_materialize_copy", file)]
+    plan.event("alloc", addr=1 << 30, bytes=MIB, stack=plan.writer.stack(0, *texts, 1465))
+    found = trace.analyse(plan.done())
+    assert [found.category(block) for block in found.peak.blocks] == ["parameters"]
+
+
 @pytest.mark.parametrize("is_differentiated_again", [False, True])
 def test_what_goes_in_a_later_backward_is_a_gradient(
     plan: Plan, is_differentiated_again: bool
