@@ -190,8 +190,8 @@ class AutoMarks:
             if name:  # a part of a model is called by itself, as by a checkpoint in backward
                 self._begin(stack, 0, MODULE + name, depth)
         else:
-            name = MODULE + (name or type(module).__name__)
-            self._begin(stack, id(module), name, depth)
+            name = self._name_in(stack[-1], module, name) or type(module).__name__
+            self._begin(stack, id(module), MODULE + name, depth)
 
     def after_module(self, module: Any, inputs: Any, output: Any) -> None:
         """Global forward hook; also called after an exception, if this torch supports that."""
@@ -212,6 +212,15 @@ class AutoMarks:
         """The path of a module in the largest model seen around it, or ""."""
         reference, name = self.names.get(id(module), (None, ""))
         return name if reference is not None and reference() is module else ""
+
+    def _name_in(self, call: _Open, module: Any, name: str) -> str:
+        """The path of a module in the call that it is part of: several may share one, such as an activation."""
+        around = call[1].removeprefix(MODULE)
+        if not name or around == call[1] or name.startswith(f"{around}."):
+            return name
+        parent = self.names.get(call[0], (lambda: None, ""))[0]()
+        own = getattr(parent, "_modules", {})
+        return next((f"{around}.{key}" for key, each in own.items() if each is module), name)
 
     @_harmless
     def _learn(self, root: Any) -> None:

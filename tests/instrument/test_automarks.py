@@ -116,6 +116,26 @@ def test_a_part_of_a_model_has_its_name_where_it_is_called_by_itself(record: Rec
     ]  # fmt: skip
 
 
+def test_a_module_that_several_share_has_the_name_of_each_use(record: Record) -> None:
+    """Ultralytics' convolutions share one activation; all of it was of whichever came first."""
+    path = record("""
+    import torch
+    class Layer(torch.nn.Module):
+        def __init__(self, act):
+            super().__init__()
+            self.act = act
+        def forward(self, x):
+            return self.act(x)
+    act = torch.nn.GELU()
+    model = torch.nn.Sequential(*[Layer(act) for _ in range(3)], act)
+    x = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    loss = model(x).sum()
+    loss.backward()
+    """)  # fmt: skip
+    found = trace.analyse(path)
+    assert {b.module for b in found.peak.blocks} >= {"0.act", "1.act", "2.act"}
+
+
 def test_state_that_lies_deeper_is_the_optimizers(record: Record) -> None:
     """Heavyball's lies in dicts and lists in each parameter's state, and is made anew in each step."""
     path = record("""
