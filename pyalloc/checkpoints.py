@@ -142,11 +142,20 @@ def _of_families(
         if len(members) == 1 or sum(block.bytes for block in blocks) < least:
             continue
         inner = family.count(".")
-        has_inner = any(_depth(block.module) > inner for block in blocks)
-        name = _family(family, list(members))
-        if has_inner:
-            yield next(_of_layers(name, list(members.values()), analysis), None), blocks
-        elif len(members) >= 4 and len({layer.rpartition(".")[0] for layer in members}) == 1:
+        # A checkpoint around a single operator keeps as much as it saves.
+        layers = {
+            layer: each
+            for layer, each in members.items()
+            if any(_depth(block.module) > inner for block in each)
+        }
+        name = _family(family, list(layers or members))
+        if len(layers) > 1:
+            yield next(_of_layers(name, list(layers.values()), analysis), None), blocks
+        elif (
+            not layers
+            and len(members) >= 4
+            and len({layer.rpartition(".")[0] for layer in members}) == 1
+        ):
             yield next(_of_sequence(name, list(members.values()), analysis), None), blocks
 
 

@@ -561,6 +561,18 @@ def _layers_of_a_library(
             plan.event("phase_end", f"module:{layer}.{part}")
 
 
+def test_checkpoints_are_for_layers_not_for_the_operators_beside_them(plan: Plan) -> None:
+    """A ResNet as an nn.Sequential: its layers come after a convolution and before a pooling layer."""
+    plan.event("phase_begin", "forward")
+    for n, module in enumerate(("0.0", "0.1.a", "0.1.b", "0.2.a", "0.2.b", "1.0")):
+        plan.event("phase_begin", f"module:{module}")
+        plan.event("alloc", addr=(n + 1) << 30, bytes=40 * MIB, stack=plan.stack(n))
+        plan.event("phase_end", f"module:{module}")
+    plan.event("phase_end", "forward")
+    told = kinds(plan.done())["checkpoint"].text
+    assert told.startswith("Activations in the 2 modules 0.* hold 160.0 MiB at the peak")
+
+
 def test_a_norm_at_the_end_of_a_layer_is_its_output_not_what_it_keeps_besides(plan: Plan) -> None:
     """A batch norm makes its output and then the means and deviations, as in a ResNet, whose shortcut has one, too."""
     parts = (("conv", 20 * MIB), ("norm", 30 * MIB), ("norm", 512), ("shortcut", 512))
