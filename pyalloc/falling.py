@@ -94,7 +94,8 @@ class _Beside:
         """The height of each part of the region in which no block begins or ends."""
         others = [p for p in self._phases if self._is_in_step(p) and not self._is_own(p)]
         alike = [phase for phase in others if phase.name in self._alike]
-        has_further = any(not self._alive_in(phase) for phase in alike)
+        near = [phase for phase in alike if self._alive_in(phase)]
+        has_further, is_near = len(near) < len(alike), _within(near)
         is_unlike = _within(
             [p for p in others if p.name not in self._alike and p not in self._waiting]
         )
@@ -111,7 +112,8 @@ class _Beside:
                 spared = alive + self._coming
             elif not is_unlike(begin):
                 spared = alive
-                if alive <= self._few and has_further:  # what further passes keep goes, too
+                # What further passes keep goes, too.
+                if alive <= self._few and has_further and not is_near(begin):
                     continue
             yield self._height(begin, end) - spared
 

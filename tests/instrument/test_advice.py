@@ -404,6 +404,19 @@ def test_the_peak_falls_to_what_is_left_in_its_step(
     assert falls_by(dropped, found, TRAINING) == saved * MIB
 
 
+def test_the_backward_of_what_is_dropped_counts_beside_further_ones(plan: Plan) -> None:
+    """A program without optimizer steps, such as fastai's, has all passes in one step."""
+    found = trace.analyse(
+        written(
+            plan,
+            "step forward +a40 +b40 +t20 -t forward. backward -b -a +d70 -d backward."
+            " forward +e80 forward. backward -e backward.",
+        )
+    )
+    dropped = [block for block in found.peak.blocks if block.bytes == 40 * MIB]
+    assert falls_by(dropped, found, TRAINING) == 30 * MIB
+
+
 @pytest.mark.parametrize(
     ("passes", "saved"),
     [
