@@ -116,16 +116,15 @@ def _kinds(members: dict[tuple[str, str], list[Block]]) -> str:
     for (family, layer), blocks in members.items():
         layers.setdefault(family, []).append(layer)
         sizes[family] += sum(block.bytes for block in blocks)
-    names = [_family(family, layers[family]) for family, _ in sizes.most_common()]
+    names = [_family(layers[family]) for family, _ in sizes.most_common()]
     rest = f" and {len(names) - _KINDS} more" * (len(names) > _KINDS)
     return ", ".join(names[:_KINDS]) + rest
 
 
-def _family(family: str, layers: Sequence[str]) -> str:
-    if len(layers) == 1:
-        return layers[0]
-    parents = {layer.rpartition(".")[0] for layer in layers}
-    return f"{parents.pop()}.*".lstrip(".") if len(parents) == 1 else family
+def _family(layers: Sequence[str]) -> str:
+    """The names of modules of one family, with * where they differ."""
+    parts = zip(*(layer.split(".") for layer in layers), strict=True)
+    return ".".join(each[0] if len(set(each)) == 1 else "*" for each in parts)
 
 
 def _of_families(
@@ -148,7 +147,7 @@ def _of_families(
             for layer, each in members.items()
             if any(_depth(block.module) > inner for block in each)
         }
-        name = _family(family, list(layers or members))
+        name = _family(list(layers or members))
         if len(layers) > 1:
             yield next(_of_layers(name, list(layers.values()), analysis), None), blocks
         elif (

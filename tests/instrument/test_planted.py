@@ -8,7 +8,7 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds, pyalloc
-from pyalloc import leaks, trace, units
+from pyalloc import checkpoints, leaks, trace, units
 from pyalloc.advice import advise
 from pyalloc.analysis import in_all_layers, layers_of
 
@@ -687,6 +687,13 @@ def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> N
         plan.event("free_requested", addr=address << 30)
     plan.event("phase_end", "backward")
     assert kinds(plan.done())["logits"].text.startswith("3 tensors of 100.0 MiB or half that hold")
+
+
+def test_modules_that_advice_is_for_have_a_star_where_they_differ() -> None:
+    assert checkpoints._family(["0.4.1", "0.5.1", "0.5.0"]) == "0.*.*"
+    assert checkpoints._family(["layers.0", "layers.1"]) == "layers.*"
+    assert checkpoints._family(["0", "1"]) == "*"
+    assert checkpoints._family(["mid.resnets.0"]) == "mid.resnets.0"
 
 
 @pytest.mark.parametrize(
