@@ -204,10 +204,13 @@ segment_compare(const void *a, const void *b) {
     return (left->addr > right->addr) - (left->addr < right->addr);
 }
 
-/* As in torch, the entry tells the bytes in use and the thread's labels, but has no stack. */
+/* As in torch, the entry tells the pool that was asked for, its bytes in use and the thread's labels, but has no
+ * stack. */
 static void
 note_snapshot(
-    struct pya_card *card, const struct pya_snapshot *snap, size_t first_segment, void *here) {
+    struct pya_card *card, const struct pya_snapshot *snap, size_t first_segment,
+    const struct pya_pool_id *pool, void *here) {
+    const struct pya_place place = {.pool = pool == NULL ? (struct pya_pool_id){0} : *pool};
     size_t active_bytes = 0;
     if (card->history == NULL) {
         return;
@@ -215,8 +218,7 @@ note_snapshot(
     for (size_t i = first_segment; i < snap->n_segments; i++) {
         active_bytes += snap->segments[i].active_bytes;
     }
-    pya_history_add(
-        card->history, PYA_ACTION_SNAPSHOT, 0, active_bytes, (struct pya_place){0}, here);
+    pya_history_add(card->history, PYA_ACTION_SNAPSHOT, 0, active_bytes, place, here);
 }
 
 pya_status
@@ -244,7 +246,7 @@ pya_snapshot_take(
                 painter_trace(&painter, card->history);
             }
             if (with_trace && !painter.failed) {
-                note_snapshot(card, &snap, first_segment, here);
+                note_snapshot(card, &snap, first_segment, pool, here);
             }
             snap.now_ns[i] = pya_device_clock_ns(card->dev);
             pya_lock_release(&card->lock);

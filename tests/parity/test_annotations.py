@@ -146,6 +146,26 @@ def test_entries_carry_their_pool() -> None:
     assert {entry["pool_id"] for entry in entries_of(addresses[1])} == {(0, 0)}
 
 
+def test_the_entry_of_a_pools_snapshot_carries_the_pool() -> None:
+    if not HAS_POOL_IDS:
+        pytest.skip("this torch's entries have no pool")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(5 * MIB)
+    outside = empty(3 * MIB)
+    _record_memory_history("all", context=None)
+    pool.snapshot()
+    _snapshot()
+    entries = [
+        (entry["pool_id"], entry["size"])
+        for entry in _snapshot()["device_traces"][0]
+        if entry["action"] == "snapshot"
+    ]
+    active = torch.cuda.memory_stats()["active_bytes.all.current"]
+    assert entries == [(pool.id, inside.numel()), ((0, 0), active)]
+    assert active >= inside.numel() + outside.numel()
+
+
 def test_notes_carry_pool_and_stream() -> None:
     memory = torch.cuda.memory
     if not hasattr(memory, "_annotate_tensor"):
