@@ -61,7 +61,7 @@ child_asks(struct world *world, int d) {
 static void
 child_run(struct world *world, bool is_within) {
     world->is_child = true;
-    (void)alarm(20 * 60); /* the parent's is not the child's; so long, because the machine may be loaded */
+    (void)alarm(20 * 60); /* the parent's is not the child's; a loaded machine takes long */
     world->has_pressure = world->has_meanwhile = false;
     child_looks(world);
     for (int d = 0; d < N_DEVICES; d++) {

@@ -84,6 +84,8 @@ void op_rare(struct world *world);
 
 /* Mostly a few sizes, as in real programs, so that exact fits and cached ranges occur; sometimes any size. */
 size_t size_of(struct fuzz_input *in);
+void alloc_on(struct world *world, int device, pya_stream stream, size_t bytes, bool uses);
+void free_live(struct world *world, size_t i);
 void op_alloc(struct world *world);
 void op_free(struct world *world);
 void op_record(struct world *world);

@@ -62,11 +62,10 @@ check_limit(struct world *world, int device, int64_t before) {
     }
 }
 
+/* uses: work that touches the block is queued. */
 void
-op_alloc(struct world *world) {
-    uint8_t where = fuzz_byte(&world->in);
-    struct live live = {.requested = size_of(&world->in), .device = where % N_DEVICES};
-    pya_stream stream = live.stream = stream_of(where >> 1);
+alloc_on(struct world *world, int device, pya_stream stream, size_t bytes, bool uses) {
+    struct live live = {.requested = bytes, .device = device, .stream = stream};
     if (world->n_live >= MAX_LIVE) {
         return;
     }
@@ -82,7 +81,7 @@ op_alloc(struct world *world) {
         REQUIRE_EQ(live.ptr, 0);
     } else if (st == PYA_OK) {
         live_add(world, live);
-        if ((where & 0x80) != 0) {
+        if (uses) {
             live_use(world, &world->live[world->n_live - 1], stream);
         }
     } else if (st == PYA_E_TOO_LARGE) {
@@ -92,7 +91,7 @@ op_alloc(struct world *world) {
         struct pya_oom_info info;
         pya_heap_oom_info(world->heap, &info);
         REQUIRE(pya_oom_text(&info, text, sizeof text) > 0);
-        REQUIRE(pya_oom_text(&info, text, where % 32) > 0);
+        REQUIRE(pya_oom_text(&info, text, bytes % 32) > 0);
         check_shortage(world, live.device, live.requested);
     } else {
         require_status(world, live.device, st);
@@ -100,11 +99,14 @@ op_alloc(struct world *world) {
 }
 
 void
-op_free(struct world *world) {
-    if (world->n_live == 0) {
-        return;
-    }
-    size_t i = fuzz_byte(&world->in) % world->n_live;
+op_alloc(struct world *world) {
+    uint8_t where = fuzz_byte(&world->in);
+    size_t bytes = size_of(&world->in);
+    alloc_on(world, where % N_DEVICES, stream_of(where >> 1), bytes, (where & 0x80) != 0);
+}
+
+void
+free_live(struct world *world, size_t i) {
     struct live live = world->live[i];
     SAY("free 0x%llx\n", (unsigned long long)live.ptr);
     pya_sim_disown(world->sims[live.device], live.ptr, live.bytes);
@@ -113,6 +115,13 @@ op_free(struct world *world) {
     world->gone[live.ptr / PYA_ALIGN % N_GONE] = live.ptr;
     world->freed[live.ptr / PYA_ALIGN % N_GONE] = live;
     REQUIRE_EQ(pya_free(world->heap, live.ptr), PYA_OK);
+}
+
+void
+op_free(struct world *world) {
+    if (world->n_live > 0) {
+        free_live(world, fuzz_byte(&world->in) % world->n_live);
+    }
 }
 
 /* Another stream works on a block, and its user declares that. */

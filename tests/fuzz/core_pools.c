@@ -139,6 +139,65 @@ pool_release(struct world *world, int device, int i) {
     }
 }
 
+/* A capture as a whole, or a block of use_mem_pool: begun, some requests on its stream, ended.  What it leaves to those
+ * that come after its end is reached by chance too rarely. */
+static void
+pool_life(struct world *world, int device, int i, uint8_t how) {
+    const struct pool *pool = &world->pools[device][i];
+    if (pool->is_active || world->is_meanwhile || world->has_host_fault) {
+        return;
+    }
+    const bool is_capture = (how & 0x40) != 0;
+    const uint8_t all_streams = (how & 0x20) != 0 ? 0x80 : 0;
+    pool_begin(world, device, i, (how & 0x58) | all_streams);
+    for (unsigned n = pool->is_active ? 1 + fuzz_byte(&world->in) % 4 : 0; n > 0; n--) {
+        alloc_on(world, device, stream_of(how >> 3), size_of(&world->in), !is_capture);
+    }
+    if (pool->is_active) {
+        pool_end(world, device, i);
+    }
+}
+
+/* Whether live block k lies in the pool. */
+static bool
+pool_has(struct world *world, int device, int i, size_t k) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(world->heap, world->live[k].ptr, &block);
+    const struct pya_pool *pool = block->arena->pool;
+    const bool has = card->index == device && pool != NULL && pool->id.second == pool_id(i).second;
+    pya_lock_release(&card->lock);
+    return has;
+}
+
+/* The device's next pool that has users is left by all of them, and its blocks are freed; some stay if !is_whole.
+ * Another pool may come right after it. */
+static void
+pool_drop(struct world *world, int device, int i, uint8_t how) {
+    const bool is_whole = (how & 0x40) != 0;
+    const struct pool *pools = world->pools[device];
+    if (world->is_meanwhile || world->has_host_fault) {
+        return;
+    }
+    for (int n = 0; n < N_POOLS && pools[i].n_users == 0; n++) {
+        i = (i + 1) % N_POOLS;
+    }
+    SAY("pool %d is dropped\n", i);
+    for (size_t k = world->n_live; k > 0; k--) {
+        if ((is_whole || k % 4 != 0) && pool_has(world, device, i, k - 1)) {
+            free_live(world, k - 1);
+        }
+    }
+    if (pools[i].is_active) {
+        pool_end(world, device, i);
+    }
+    for (size_t n = pools[i].n_users; n > 0; n--) {
+        pool_release(world, device, i);
+    }
+    if ((how & 0x20) != 0) {
+        pool_life(world, device, (i + 1) % N_POOLS, fuzz_byte(&world->in));
+    }
+}
+
 void
 op_pool(struct world *world) {
     uint8_t which = fuzz_byte(&world->in);
@@ -164,11 +223,19 @@ op_pool(struct world *world) {
         pool_release(world, device, i);
         return;
     case 5:
+        if ((how & 0x80) != 0) {
+            pool_life(world, device, i, how);
+            return;
+        }
         kernels_forget(world, device, pool_id(i)); /* it may lend from now on */
         st = pya_pool_retain(world->heap, device, pool_id(i), (how & 8) != 0);
         world->pools[device][i].n_users += st == PYA_OK;
         break;
     case 6:
+        if ((how & 0x80) != 0) {
+            pool_drop(world, device, i, how);
+            return;
+        }
         st = pya_pool_trim(world->heap, device, pool_id(i));
         break;
     default:
