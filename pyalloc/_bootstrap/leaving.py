@@ -1,25 +1,32 @@
-"""Calls before os._exit(), which skips atexit functions: multiprocessing's children end with it."""
+"""Calls before the program ends itself in a way that skips atexit functions.
+
+With os._exit(), as multiprocessing's children do; or with a signal to itself, as servers do that were asked to end by
+one and have cleaned up (uvicorn).
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import NoReturn
 
 _LIMIT_S = 5.0  # a watchdog may call os._exit() because one of our calls hangs
+# Other signals tell of a crash, or kill at once.
+_REQUESTS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _calls: list[Callable[[], object]] = []
 # Exit codes.  No lock: a signal handler may call os._exit() during os._exit().
 _begun: list[int] = []
 
 
 def has_begun() -> bool:
-    """Is the process about to end by os._exit()?"""
+    """Is the process about to end itself?"""
     return bool(_begun)
 
 
 def before(call: Callable[[], object]) -> None:
-    """Has it called once before os._exit(), in this process and in any forked from it; ignores its exceptions."""
+    """Has it called once before the end, in this process and in any forked from it; ignores its exceptions."""
     if not _calls:
         _wrap()
     if call not in _calls:
@@ -27,18 +34,45 @@ def before(call: Callable[[], object]) -> None:
 
 
 def _wrap() -> None:
-    leave = os._exit
+    leave, send, raise_here = os._exit, os.kill, signal.raise_signal
 
     def _exit(status: int) -> NoReturn:
-        _begun.append(status)
         try:
-            last = threading.Thread(target=_call_all, daemon=True, name="pyalloc-leaving")
-            last.start()
-            last.join(_LIMIT_S)
+            _call_in_time(status)
         finally:
             leave(status)
 
-    os._exit = _exit
+    def kill(pid: int, number: int, /) -> None:
+        try:
+            if pid == os.getpid() and _ends(number):
+                _call_in_time(128 + number)
+        finally:
+            send(pid, number)
+
+    def raise_signal(number: int, /) -> None:
+        try:
+            if _ends(number):
+                _call_in_time(128 + number)
+        finally:
+            raise_here(number)
+
+    os._exit, os.kill, signal.raise_signal = _exit, kill, raise_signal
+
+
+def _ends(number: int) -> bool:
+    """Does this signal end the process?"""
+    return (
+        number in _REQUESTS
+        and signal.getsignal(number) == signal.SIG_DFL
+        and number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    )
+
+
+def _call_in_time(status: int) -> None:
+    _begun.append(status)
+    last = threading.Thread(target=_call_all, daemon=True, name="pyalloc-leaving")
+    last.start()
+    last.join(_LIMIT_S)
 
 
 def _call_all() -> None:

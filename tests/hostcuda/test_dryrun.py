@@ -412,7 +412,7 @@ def test_what_is_killed_is_not_said_to_have_used_nothing(tmp_path: Path, is_know
                         import torch
                         kept = torch.empty(1 << 20, device="cuda")
                         if is_killed:
-                            os.kill(os.getpid(), signal.SIGTERM)
+                            os.kill(os.getpid(), signal.SIGKILL)
                     if __name__ == "__main__":
                         for is_killed in (True, False)[: 1 + {is_known}]:
                             child = multiprocessing.Process(target=use, args=(is_killed,))
