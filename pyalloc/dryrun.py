@@ -71,8 +71,9 @@ class Result:
     the last out-of-memory error, including the refused request; 0: there was none.
     memory_calls: calls that take, map or release device memory.  dtoh_copies: copies from the device to the host;
     known_copies: those whose values are right although no kernel ran.
-    untold: processes without torch's figures; if they were to use pyalloc, they did not.  killed: processes that began
-    to use a device and left no figures; still_running: those that were not waited for.
+    untold: processes without torch's figures; if they were to use pyalloc, they did not.  has_lost_path: one of these
+    was given a PYTHONPATH without pyalloc.  killed: processes that began to use a device and left no figures;
+    still_running: those that were not waited for.
     replaced: the program chose an allocator itself.
     masks: masks used as indices and taken as all true.  distinct: calls that ask which elements differ, answered with
     all.  guessed: tensors of labels, counts or lengths that made no sense and were replaced.
@@ -104,6 +105,7 @@ class Result:
     dtoh_bytes: int
     missing: tuple[str, ...]
     untold: tuple[int, ...] = ()
+    has_lost_path: bool = False
     killed: tuple[int, ...] = ()
     still_running: tuple[int, ...] = ()
     replaced: bool = False
@@ -314,6 +316,7 @@ def _sum_up(
     told_nothing = begun - {int(process["pid"]) for process in counters}
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
     uses = tuple(_uses(counters, reports))
+    untold = {use.pid for use in uses if use.pid not in reports}
     errors = [report["error"] for report in reports.values() if report["error"]]
     errors.sort(key=lambda error: error != OUT_OF_MEMORY)  # other errors may result from it
     ooms = sum(
@@ -343,7 +346,10 @@ def _sum_up(
         dtoh_copies=sum(process["dtoh_copies"] for process in counters),
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
         missing=absent,
-        untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
+        untold=tuple(sorted(untold)),
+        has_lost_path=any(
+            process["pid"] in untold and not process["on_python_path"] for process in counters
+        ),
         killed=tuple(sorted(told_nothing - running)),
         still_running=tuple(sorted(told_nothing & running)),
         replaced=options.allocator != "pyalloc"

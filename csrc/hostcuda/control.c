@@ -135,6 +135,13 @@ control_write_call(const char *name, uint64_t n, void *data) {
     list->separator = ",";
 }
 
+/* Does Python find pyalloc's sitecustomize?  Not if the program replaced PYTHONPATH for a child. */
+static bool
+control_is_on_python_path(void) {
+    const char *path = getenv("PYTHONPATH");
+    return path != NULL && strstr(path, "/pyalloc/_bootstrap/path") != NULL;
+}
+
 static void
 control_write_json(FILE *file) {
     (void)fprintf(file, "{\n  \"pid\": %ld,\n  \"devices\": [", (long)getpid());
@@ -154,9 +161,10 @@ control_write_json(FILE *file) {
     pya_hc_unlock();
     (void)fprintf(
         file,
-        "\n  ],\n  \"addresses_refused\": %s,\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n"
-        "  \"device_ns\": %llu,\n  \"calls\": {",
-        is_refused ? "true" : "false", (unsigned long long)pya_hc_bytes_dtoh_copies(),
+        "\n  ],\n  \"addresses_refused\": %s,\n  \"on_python_path\": %s,\n  \"dtoh_copies\": %llu,\n"
+        "  \"dtoh_bytes\": %llu,\n  \"device_ns\": %llu,\n  \"calls\": {",
+        is_refused ? "true" : "false", control_is_on_python_path() ? "true" : "false",
+        (unsigned long long)pya_hc_bytes_dtoh_copies(),
         (unsigned long long)pya_hc_bytes_dtoh_bytes(), (unsigned long long)pya_hc_calls_ns(NULL));
     struct json_list list = {file, ""};
     pya_hc_calls_each(control_write_call, &list);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -102,8 +101,8 @@ def _end(code: int) -> str:
 
 def _next_command(result: Result) -> str:
     words = [part for part in result.command if part != "--"]
-    program = shlex.join(words)
-    plan = f" --plan {shlex.quote(result.plan)}" if result.plan else ""
+    program = " ".join(map(console.quoted, words))
+    plan = f" --plan {console.quoted(result.plan)}" if result.plan else ""
 
     def again(memory: int, allocator: str) -> str:
         n_devices = max(result.n_devices, min(result.wanted_devices, console.ON_ONE_MACHINE))
@@ -156,6 +155,8 @@ def _first(result: Result) -> str:
         )
     if not result.devices and not is_known:
         return 'let the program move something to "cuda", for example with model.to("cuda")'
+    if result.has_lost_path:
+        return "let PYTHONPATH keep what it had: PYTHONPATH=folder:$PYTHONPATH"
     is_limit = result.limited and _is_last(result)
     return "raise or remove the limit" if is_limit else ""
 
@@ -305,8 +306,11 @@ def _remarks(result: Result) -> list[str]:
     if result.unreached:
         found.append(f"warning: torch's figures are missing: {result.unreached}")
     elif result.untold:
+        why = (
+            ": the program replaced PYTHONPATH, through which pyalloc enters" * result.has_lost_path
+        )
         found.append(
-            f"warning: torch's figures of process {', '.join(map(str, result.untold))} are missing"
+            f"warning: torch's figures of process {', '.join(map(str, result.untold))} are missing{why}"
             + ("; it may not have run on pyalloc" if result.allocator == "pyalloc" else "")
         )
     return found

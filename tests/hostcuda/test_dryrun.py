@@ -290,6 +290,23 @@ def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Pat
     assert Path(done.stdout.strip()) == ROOT / "pyalloc" / "__init__.py"
 
 
+@pytest.mark.parametrize("keeps", ["", ":$PYTHONPATH"])
+def test_a_program_that_replaces_pythonpath_is_told_so(
+    torch_found: hostcuda.Torch, tmp_path: Path, keeps: str
+) -> None:
+    """Nothing said why torch's figures were missing."""
+    takes = "import ctypes; ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), 1 << 20)"
+    script = f"PYTHONPATH=/a{keeps} exec {sys.executable} -c '{takes}'"
+    arguments = ["--allocator", "pyalloc", "sh", "-c", script]
+    code, _, err = finish(start(arguments, tmp_path))
+    told = flat(err)
+    assert code == 0 and "are missing" in told and "may not have run on pyalloc" in told
+    assert ("the program replaced PYTHONPATH, through which pyalloc enters" in told) != bool(keeps)
+    assert (
+        "first: let PYTHONPATH keep what it had: PYTHONPATH=folder:$PYTHONPATH" in told
+    ) != bool(keeps)
+
+
 def test_an_allocator_that_the_program_chose_is_not_called_native(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
