@@ -39,7 +39,15 @@ def take() -> dict[str, Any]:
     import torch
 
     with _without_compiler(torch), sharing.ours():
-        whole: dict[str, Any] = torch.cuda.memory._snapshot()
+        try:
+            whole: dict[str, Any] = torch.cuda.memory._snapshot()
+        except RuntimeError as error:
+            if "Unable to cast Python instance" not in str(error):
+                raise
+            raise RuntimeError(
+                "torch's own allocator cannot tell the stacks of a program of which a file's name is not UTF-8; "
+                "rename the file, or leave the stacks out (--stacks none)"
+            ) from error
     return whole
 
 

@@ -120,6 +120,20 @@ def test_a_disk_that_is_full_at_the_end_is_told_in_a_line(tmp_path: Path, alloca
     )
 
 
+def test_a_name_that_torch_cannot_tell_is_what_ends_the_recording(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = dry_python(f"""
+        import torch, pyalloc
+        try:
+            with pyalloc.record({str(tmp_path / "out.pya")!r}):
+                exec(compile("x = torch.ones(3, device='cuda')", "a\\udcff.py", "exec"))
+        except RuntimeError as error:
+            print(error)
+        """)
+    assert "a file's name is not UTF-8; rename the file, or leave the stacks out" in done.stdout
+
+
 @pytest.mark.parametrize("at_exit", [False, True])
 def test_an_interrupt_at_the_end_loses_nothing(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, at_exit: bool
