@@ -5,11 +5,20 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pyalloc import attention, checkpoints, collected, leaks, recorded, retries, source, training
+from pyalloc import (
+    attention,
+    checkpoints,
+    collected,
+    console,
+    leaks,
+    recorded,
+    retries,
+    source,
+    training,
+)
 from pyalloc.analysis import FORWARDS, Analysis, in_all_layers
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.facts import Advice, Phase
@@ -570,8 +579,8 @@ def _plan(analysis: Analysis) -> Iterator[Advice]:
     _, own = _own_peaks(analysis)
     least = min(own, unplanned)  # what the program takes now, or would on pyalloc without a plan
     if is_worth_a_plan(least - planned, planned):
-        make = f"pyalloc plan {shlex.quote(str(analysis.path))}"
-        follow = f"pyalloc run --plan {shlex.quote(str(recorded.plan(analysis.path)))}"
+        make = f"pyalloc plan {console.quoted(analysis.path)}"
+        follow = f"pyalloc run --plan {console.quoted(recorded.plan(analysis.path))}"
         yield Advice(
             "plan",
             f"The steps make the same requests each time. With a plan (`{make}`, then `{follow}`) pyalloc would have "

@@ -34,8 +34,18 @@ _COLUMNS = 80  # if the terminal does not tell
 
 
 def quoted(path: Path | str) -> str:
-    """A file's name, quoted for the shell."""
-    return shlex.quote(str(path))
+    """A file's name or another word, quoted for the shell, in one line and without what a terminal obeys."""
+    text = str(path)
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(char: str) -> str:
+    """The same between $' and ': bytes that are no UTF-8, and control characters, as numbers."""
+    if char.isprintable():
+        return f"\\{char}" if char in "\\'" else char
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def program(notes: dict[str, str]) -> str:

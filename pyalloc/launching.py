@@ -64,6 +64,8 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
 
 def _why_not(name: str, program: str) -> str:
     """Why a program cannot be started."""
+    if Path(program).is_dir():
+        return f"{program!r} is a folder; name a program in it"
     if not Path(program).is_file():
         if _VARIABLE.match(program):
             key, value = program.split("=", 1)
@@ -73,7 +75,8 @@ def _why_not(name: str, program: str) -> str:
             )
         if " " in program and shutil.which(program.partition(" ")[0]) is not None:
             return f"{program!r} was not found; remove the quotes around the command"
-        other = f"; to run a module: pyalloc {name} -m {program}" * (not program.endswith(".py"))
+        is_module = re.fullmatch(r"[\w.]+", program) and not program.endswith(".py")
+        other = f"; to run a module: pyalloc {name} -m {program}" if is_module else ""
         return f"{program!r} was not found{other}"
     if os.access(program, os.X_OK):
         return f"{program!r} is not in PATH; write ./{program}"

@@ -15,7 +15,7 @@ import inspect
 import io
 import os
 import pkgutil
-import shlex
+import re
 import shutil
 import signal
 import sys
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _drop_output()
         why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
-        console.complain(f"pyalloc {words[0] if words else ''}: {why}")
+        console.complain(f"{' '.join(['pyalloc', *words[:1]])}: {why}")
         return 2
     return code
 
@@ -161,10 +161,10 @@ def _run(name: str, rest: list[str]) -> int:
         if near:
             hint = f"did you mean {near[0]!r}?"
         elif name.endswith(".py") or shutil.which(name) is not None:
-            program = f"to run a program on pyalloc, type: pyalloc run {shlex.join([name, *rest])}"
+            program = f"to run a program on pyalloc, type: pyalloc run {' '.join(map(console.quoted, [name, *rest]))}"
             hint = program if name.endswith(".py") else f"{known}; {program}"
         elif os.path.isfile(name):
-            hint = f"to see what a recording holds, type: pyalloc report {shlex.quote(name)}"
+            hint = f"to see what a recording holds, type: pyalloc report {console.quoted(name)}"
         else:
             hint = known
         console.complain(f"pyalloc: there is no subcommand {name!r}; {hint}")
@@ -175,6 +175,8 @@ def _run(name: str, rest: list[str]) -> int:
         description=_description(command),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # A value like -1GB is the option's to refuse, and no option itself; from Python 3.14 on this is the default.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")
     command.prepare_parser(parser)
     try:
         args = parser.parse_args(rest)

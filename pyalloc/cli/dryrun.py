@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -97,6 +96,6 @@ class Command:
 def _recorded(paths: set[Path]) -> str:
     if not paths:
         return f"recorded: {autorecord.NOTHING}"
-    names = " ".join(shlex.quote(str(path)) for path in sorted(paths))
+    names = " ".join(map(console.quoted, sorted(paths)))
     cut = any(path.suffix == ".part" for path in paths)
     return f"recorded{' (cut off)' if cut else ''}: pyalloc report {names}"

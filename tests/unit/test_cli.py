@@ -301,17 +301,24 @@ def test_what_names_no_steps_is_told_as_it_was_typed(
 def test_a_limit_that_is_no_size_is_told_with_its_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([command, "trace", "--limit", "much"]) == 2
-    assert f"pyalloc {command}: --limit: 'much' is not a size" in capsys.readouterr().err
+    for size in ("much", "-1GB", "-.5GB"):
+        assert cli.main([command, "trace", "--limit", size]) == 2
+        assert f"pyalloc {command}: --limit: '{size}' is not a size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["pyhton", "train.py"], "'pyhton' was not found"),
+        (
+            ["pyhton", "train.py"],
+            "'pyhton' was not found; to run a module: pyalloc dryrun -m pyhton",
+        ),
+        (["./no/such", "train.py"], "'./no/such' was not found\n"),
+        (["/usr", "train.py"], "'/usr' is a folder"),
         (["python", "-I", "train.py"], "leave out -I"),
         (["--devices", "0", "python", "train.py"], "--devices must be from 1 to 16, not 0"),
         (["--memory", "0", "python", "train.py"], "--memory: '0' is not a size; write for example"),
+        (["--memory", "-1GB", "python", "train.py", "-1GB"], "--memory: '-1GB' is not a size"),
         (["--memory", "1", "python", "train.py"], "--memory: '1' is less than 2 MiB; did you mean"),
         (["python", "train.py"], "has no PyTorch"),
     ],
@@ -333,6 +340,17 @@ def test_a_program_that_is_not_run_overwrites_no_recording(
     assert cli.main(["dryrun", "--record", str(path), "--force", *words]) in (2, 3)
     assert told in capsys.readouterr().err
     assert path.read_text() == "of yesterday"
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "é", "it's", "new\nline\\x", "\x1b[31mred", "\udcff\udc9b", ""]
+)
+def test_the_next_command_names_the_file_that_there_is(name: str) -> None:
+    """Of names that are no UTF-8, or that a terminal would obey, it named another."""
+    word = console.quoted(name)
+    assert word.isprintable() and console.printable(word) == word
+    done = subprocess.run(["bash", "-c", f"printf %s {word}"], stdout=subprocess.PIPE, check=True)
+    assert os.fsdecode(done.stdout) == name
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
