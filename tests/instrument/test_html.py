@@ -208,6 +208,12 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         legend = "[...document.querySelectorAll('#timeline-legend i')].map(i => i.style.background)"
         colors = page.value(legend)
         assert len(set(colors)) == len(colors) == 6
+        # Hidden for a while, as in a notebook's tab: the blocks stayed away, and what is below them.
+        before = page.value("$('blocks').toDataURL()")
+        for display in ("none", "block"):
+            page.value(f"document.querySelector('main').style.display = '{display}'")
+            page.value("dispatchEvent(new Event('resize'))")
+        assert page.value("$('blocks').toDataURL()") == before
         picture = "document.getElementById('timeline').toDataURL()"
         drawn = page.value(picture)
         page.value("document.getElementById('by-time').click()")
