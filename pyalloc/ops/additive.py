@@ -146,13 +146,18 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
         values: likewise.
 
     Raises:
-        OpError: they are not both float32 or both float64, or not on one device.
+        OpError: they are not both float32 or both float64, not on one device, or not of three dimensions.
     """
     require_float("sequence_gradients", keys=keys, values=values)
     if keys.dtype not in (torch.float32, torch.float64) or keys.dtype != values.dtype:
         raise OpError(
             "sequence_gradients: keys and values must both be float32 or both float64, "
             f"got {keys.dtype} and {values.dtype}"
+        )
+    if keys.dim() != 3 or values.dim() != 3:
+        raise OpError(
+            "sequence_gradients: keys must be (B, S, H) and values (B, S, E), "
+            f"got {tuple(keys.shape)} and {tuple(values.shape)}"
         )
     if _is_compiling():  # a compiled step is the registered op, and autograd adds up its gradients
         yield

@@ -360,6 +360,12 @@ def test_wrong_arguments_are_named_with_what_was_given():
         sequence_gradients(keys.half(), values),
     ):
         pass
+    for wrong in ((keys.sum(), values), (keys, values[0])):
+        with (
+            pytest.raises(OpError, match=r"keys must be \(B, S, H\) and values \(B, S, E\)"),
+            sequence_gradients(*wrong),
+        ):
+            pass
 
 
 def test_backward_that_failed_halfway_leaves_nothing_behind():
