@@ -21,7 +21,9 @@ Rule = Callable[..., tuple[Any, Any]]
 try:
     _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 except AttributeError:
-    raise ImportError(f"pyalloc.ops needs a newer PyTorch than {torch.__version__}") from None
+    raise ImportError(
+        f"pyalloc.ops needs PyTorch 2.8 or newer; this is {torch.__version__}"
+    ) from None
 _Kind = torch._C._functorch.TransformType
 _BEFORE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included

@@ -43,7 +43,7 @@ def problem(n_l: int, n_m: int, n_t: int, dim: int, kappa: float = 50.0):
 
 
 def log_prob(value, loc, scale):
-    return power_spherical_log_prob(value[:, None], loc, scale)
+    return power_spherical_log_prob(value.unsqueeze(1), loc, scale)
 
 
 def mixture(value, loc, scale, log_weights):
