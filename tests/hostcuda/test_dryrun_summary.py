@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -93,6 +94,51 @@ def test_summary_fits_80_columns() -> None:
         assert last.startswith("  next: ")
         assert [line for line in lines if len(line) > 80] == []
         assert text.count("process 4194304 device 15: allocated 5.00 GiB") == 1
+
+
+ONE = (dryrun.DeviceUse(1, 0, 0, 8 << 30, 5 << 30, None, None, None),)
+NONE: dict[str, Any] = {"devices": (), "fits": False}
+DIED = {"exit_code": 1, "error": "OutOfMemoryError", "fits": False}
+DIED_OF = "the program died of torch.OutOfMemoryError"
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, "fits 8.00 GiB, but only if its processes do not peak at the same time"),
+        ({"devices": ONE}, "fits 8.00 GiB"),
+        ({"ooms": 1}, "fits 8.00 GiB, after 1 out-of-memory error that the program caught"),
+        ({"ooms": 2}, "fits 8.00 GiB, after 2 out-of-memory errors that the program caught"),
+        (DIED, f"does not fit 8.00 GiB: {DIED_OF}"),
+        ({**DIED, "limited": True}, f"does not fit the limit that was set: {DIED_OF}"),
+        (
+            {**DIED, "needed_bytes": 9 << 30},
+            f"does not fit 8.00 GiB: {DIED_OF}; even with nothing wasted it needed 9.00 GiB",
+        ),
+        (
+            {**DIED, "needed_bytes": (8 << 30) + 1},
+            f"does not fit 8,589,934,592 bytes: {DIED_OF}; even with nothing wasted it needed 8,589,934,593 bytes",
+        ),
+        (
+            {"exit_code": 1, "fits": False, "wanted_devices": 4},
+            "unknown: the program asked for a device that --devices 1 does not provide",
+        ),
+        (NONE, "the program used no device memory"),
+        (
+            {**NONE, "still_running": (9,)},
+            "unknown: the process that used the device is still running",
+        ),
+        ({**NONE, "killed": (9,)}, "unknown: the process that used the device was killed"),
+        (
+            {"no_addresses": True, "fits": False, "exit_code": 1},
+            "unknown: this process may not reserve enough address space for a device's memory",
+        ),
+    ],
+)
+def test_the_verdict(changed: dict[str, Any], verdict: str) -> None:
+    text = flat(summary(result(8 << 30, **changed)))
+    told = text.partition(" verdict ")[2]
+    assert re.split(" (?:note|warning|first|next): | process 1 ", told)[0] == verdict
 
 
 def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
