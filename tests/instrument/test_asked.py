@@ -67,7 +67,24 @@ def test_who_makes_what_is_freed_soon(plan: Plan) -> None:
     }
     assert table(path, 2)[six] == [4, 1, 12, 3] and len(table(path, 2)) == 4
     assert table(path, 0, "--at", 4)[seven] == [1, 1, 3, 3]
+    # Most bytes at the moment come first, then most in all.
+    assert list(table(path, 2, "--at", 4)) == [six, seven, five, "(no stack)"]
     assert list(table(path, 4, "-n", 2)) == [five, six]
+
+
+def test_what_its_line_keeps_is_not_counted_with_what_it_frees_soon(plan: Plan) -> None:
+    """One block of the line is freed after two requests, one much later, one never."""
+    line = plan.stack(5)
+    for i, n in enumerate((4, 2, 1)):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=n * MIB, stack=line)
+    plan.event("free_requested", addr=1 << 30)
+    for i in range(5):
+        plan.event("alloc", addr=(i + 9) << 30, bytes=512)
+    plan.event("free_requested", addr=2 << 30)
+    path = plan.done()
+    assert table(path, 1) == {}
+    assert table(path, 2) == {"me/model.py:5 work": [4, 1, 4, 1]}
+    assert table(path, 6) == {"me/model.py:5 work": [6, 2, 6, 2]}
 
 
 def test_what_the_peak_would_be_without_them(plan: Plan) -> None:
