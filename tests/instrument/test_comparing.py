@@ -187,15 +187,44 @@ def test_what_is_no_allowance_is_told(tmp_path: Path, text: str) -> None:
 
 
 def test_numbers_of_the_comparison_for_programs(tmp_path: Path) -> None:
-    before, after = training(tmp_path / "before.pya"), training(tmp_path / "after.pya", batch=8)
+    before = training(tmp_path / "before.pya")
+    after = training(tmp_path / "after.pya", batch=8, n_steps=5)
     told = json.loads(pyalloc("diff", before, after, "--json", "-q"))
     assert told["after"]["allocated_bytes"] - told["before"]["allocated_bytes"] == 40 * MIB
     assert told["settings"] == [{"name": "command", "before": "--batch 4", "after": "--batch 8"}]
     for kind in ("contributor", "category", "size"):
         rows = told["by"][kind]
         assert sum(row["after_bytes"] - row["before_bytes"] for row in rows) == 40 * MIB, kind
-    steps = [(row["name"], row["after_bytes"]) for row in told["by"]["step"]]
-    assert steps == [(f"step {i}", 144 * MIB) for i in range(3)]
+    assert figures(told, "step") == [(f"step {i}", 104, 144) for i in range(3)]
+    told = json.loads(pyalloc("diff", after, "--steps", 0, 4, "--json", "-q"))
+    assert "step" not in told["by"] and "phase" not in told["by"]
+
+
+def figures(told: dict[str, Any], kind: str) -> list[tuple[str, float, float]]:
+    """Rows of a table in MiB."""
+    return [
+        (row["name"], row["before_bytes"] / MIB, row["after_bytes"] / MIB)
+        for row in told["by"][kind]
+    ]
+
+
+def test_phases_are_compared_at_their_highest(tmp_path: Path) -> None:
+    """Those that both runs have, without those inside others."""
+    paths = []
+    for other, heights in (("load", (2, 5, 1)), ("save", (3, 1))):
+        plan = Plan(tmp_path / f"{other}.pya")
+        for name, n in ((other, 1), *(("forward", n) for n in heights)):
+            plan.event("phase_begin", name)
+            plan.event("alloc", addr=1 << 30, bytes=n * MIB)
+            plan.event("phase_begin", "loss")
+            plan.event("alloc", addr=1 << 31, bytes=MIB)
+            plan.event("free_requested", addr=1 << 31)
+            plan.event("phase_end", "loss")
+            plan.event("free_requested", addr=1 << 30)
+            plan.event("phase_end", name)
+        paths.append(plan.done())
+    told = json.loads(pyalloc("diff", *paths, "--json", "-q"))
+    assert figures(told, "phase") == [("forward", 6, 4)]
 
 
 def test_steps_and_phases_of_both_lie_together(tmp_path: Path) -> None:
