@@ -102,43 +102,65 @@ DIED = {"exit_code": 1, "error": "OutOfMemoryError", "fits": False}
 DIED_OF = "the program died of torch.OutOfMemoryError"
 
 
+WAIT = "let all processes end by themselves before the program does (for a Pool: close() and join()), or add --record"
+
+
 @pytest.mark.parametrize(
-    ("changed", "verdict"),
+    ("changed", "verdict", "first"),
     [
-        ({}, "fits 8.00 GiB, but only if its processes do not peak at the same time"),
-        ({"devices": ONE}, "fits 8.00 GiB"),
-        ({"ooms": 1}, "fits 8.00 GiB, after 1 out-of-memory error that the program caught"),
-        ({"ooms": 2}, "fits 8.00 GiB, after 2 out-of-memory errors that the program caught"),
-        (DIED, f"does not fit 8.00 GiB: {DIED_OF}"),
-        ({**DIED, "limited": True}, f"does not fit the limit that was set: {DIED_OF}"),
+        ({}, "fits 8.00 GiB, but only if its processes do not peak at the same time", ""),
+        ({"devices": ONE}, "fits 8.00 GiB", ""),
+        ({"ooms": 1}, "fits 8.00 GiB, after 1 out-of-memory error that the program caught", ""),
+        ({"ooms": 2}, "fits 8.00 GiB, after 2 out-of-memory errors that the program caught", ""),
+        (DIED, f"does not fit 8.00 GiB: {DIED_OF}", ""),
+        ({**DIED, "limited": True}, f"does not fit the limit that was set: {DIED_OF}", ""),
+        (
+            {**DIED, "limited": True, "allocator": "pyalloc"},
+            f"does not fit the limit that was set: {DIED_OF}",
+            "raise or remove the limit",
+        ),
         (
             {**DIED, "needed_bytes": 9 << 30},
             f"does not fit 8.00 GiB: {DIED_OF}; even with nothing wasted it needed 9.00 GiB",
+            "",
         ),
         (
             {**DIED, "needed_bytes": (8 << 30) + 1},
             f"does not fit 8,589,934,592 bytes: {DIED_OF}; even with nothing wasted it needed 8,589,934,593 bytes",
+            "",
         ),
         (
             {"exit_code": 1, "fits": False, "wanted_devices": 4},
             "unknown: the program asked for a device that --devices 1 does not provide",
+            "",
         ),
-        (NONE, "the program used no device memory"),
+        (
+            NONE,
+            "the program used no device memory",
+            'let the program move something to "cuda", for example with model.to("cuda")',
+        ),
         (
             {**NONE, "still_running": (9,)},
             "unknown: the process that used the device is still running",
+            WAIT,
         ),
-        ({**NONE, "killed": (9,)}, "unknown: the process that used the device was killed"),
+        ({**NONE, "killed": (9,)}, "unknown: the process that used the device was killed", WAIT),
+        ({"devices": ONE, "killed": (9,)}, "fits 8.00 GiB", ""),
+        ({"devices": ONE, "unreached": "python -I"}, "fits 8.00 GiB", "leave out that option"),
         (
             {"no_addresses": True, "fits": False, "exit_code": 1},
             "unknown: this process may not reserve enough address space for a device's memory",
+            f"lift the limit: {hostcuda.LIFT}",
         ),
     ],
 )
-def test_the_verdict(changed: dict[str, Any], verdict: str) -> None:
+def test_the_verdict_and_what_to_do_first(
+    changed: dict[str, Any], verdict: str, first: str
+) -> None:
     text = flat(summary(result(8 << 30, **changed)))
     told = text.partition(" verdict ")[2]
     assert re.split(" (?:note|warning|first|next): | process 1 ", told)[0] == verdict
+    assert re.split(": recordings stay| next: ", text.partition(" first: ")[2])[0] == first
 
 
 def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
@@ -304,6 +326,19 @@ def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:
         assert text.endswith(f"next: pyalloc dryrun --memory {following} python train.py")
     text = summary(result(8 << 30, needed_bytes=99 << 30))  # that error was caught
     assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator pyalloc python train.py")
+
+
+def test_as_many_devices_come_next_as_the_program_needs() -> None:
+    """No more than a machine has: a wrong number in the program asks for any."""
+    wanting = {"exit_code": 1, "fits": False}
+    for changed, following in (
+        ({"n_devices": 2}, "8GB --devices 2 --allocator pyalloc"),
+        ({"wanted_devices": 4, **wanting}, "8GB --devices 4 --allocator native"),
+        ({"n_devices": 4, "wanted_devices": 5, **wanting}, "8GB --devices 5 --allocator native"),
+        ({"wanted_devices": 999, **wanting}, "8GB --devices 16 --allocator native"),
+    ):
+        text = summary(result(8 << 30, **changed))
+        assert text.endswith(f"next: pyalloc dryrun --memory {following} python train.py")
 
 
 def test_a_program_that_used_no_device_memory_is_told_how_it_would() -> None:

@@ -81,6 +81,29 @@ def test_the_first_sentence_says_how_much_and_by_what(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in out.splitlines()), out
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ((20, 100, -30, 50), "+100.0 MiB {1}, +50.0 MiB {3}, -30.0 MiB {2}; 1 other +20.0 MiB."),
+        ((100, 6, 4, 3), "+100.0 MiB {0}, +6.0 MiB {1}; 2 others +7.0 MiB."),
+        ((100, 6, 4, -4), "+100.0 MiB {0}, +6.0 MiB {1}."),  # those that make up for each other
+    ],
+)
+def test_the_sentence_names_the_few_largest_changes(
+    tmp_path: Path, changes: tuple[int, ...], told: str
+) -> None:
+    paths = []
+    for which in range(2):
+        plan = Plan(tmp_path / f"{which}.pya")
+        for i, n in enumerate(changes):
+            held = 40 + which * n
+            plan.event("alloc", addr=i << 40, bytes=held * MIB, stack=plan.stack(i, f"f{i}"))
+        paths.append(plan.done())
+    names = [f"other: f{i} (me/model.py)" for i in range(4)]
+    sentence = compared.sentence(compared_of(*paths))
+    assert sentence.endswith(f"Most of it: {told.format(*names)}")
+
+
 def test_lines_that_moved_are_one(tmp_path: Path) -> None:
     """In another folder, and three lines further down; attention is as before, and what was added is reported."""
     before = training(tmp_path / "before.pya")
