@@ -175,14 +175,24 @@ def test_two_sizes_that_are_compared_read_differently() -> None:
     assert "they need up to 8,589,935,592 bytes in total" in text
     assert "next: pyalloc dryrun --memory 8GB " in text
     assert "each with 683.6 KiB of its own here" in flat(summary(result(700_000)))
+    assert "warning: 2 processes used device 0" in text
+    fewer = tuple(replace(use, peak_device_bytes=4 << 30) for use in result(8 << 30).devices)
+    text = flat(summary(result(8 << 30, devices=fewer)))
+    assert "note: 2 processes used device 0" in text and "but only if" not in text
     assert "next: pyalloc dryrun --memory 700000 " in summary(result(700_000))
 
 
 def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
     """A freed block that another stream still uses is requested, not allocated."""
-    told = {"peak_allocated_bytes": 30 << 20, "peak_requested_bytes": 64 << 20}
+    told: dict[str, int | None] = {
+        "peak_allocated_bytes": 30 << 20,
+        "peak_requested_bytes": 64 << 20,
+    }
     assert "rounding" not in summary(result(1 << 30, **told))
-    told["peak_allocated_bytes"] = 66 << 20
+    for untold in (None, 0, 30 << 20):  # cudaMallocAsync does not count it
+        told["peak_requested_bytes"] = untold
+        assert "rounding" not in summary(result(1 << 30, **told))
+    told = {"peak_allocated_bytes": 66 << 20, "peak_requested_bytes": 64 << 20}
     text = summary(result(1 << 30, **told))
     assert "66.0 MiB (64.0 MiB requested, the rest is rounding)" in text
 
@@ -245,9 +255,9 @@ def test_a_program_that_was_ended_from_outside_fits_so_far(number: signal.Signal
     text = summary(result(8 << 30, **ended, devices=()))
     assert f"unknown: the program was ended by {number.name}" in text
     assert "first: let it run until it has used the device" in text
-    assert f"unknown: the program was ended by {number.name}" in summary(
-        result(8 << 30, **ended, ooms=1)
-    )
+    text = summary(result(8 << 30, **ended, ooms=1))
+    assert f"unknown: the program was ended by {number.name}" in text
+    assert "first: look at the messages above" in text
 
 
 def test_a_signal_that_python_cannot_hear_of_leaves_no_messages_to_look_at() -> None:
@@ -255,6 +265,8 @@ def test_a_signal_that_python_cannot_hear_of_leaves_no_messages_to_look_at() -> 
     text = flat(summary(result(8 << 30, exit_code=143, fits=False, **untold)))
     assert "figures none: the program was ended before it could report them" in text
     assert "unknown: the program was ended by SIGTERM first: stop it with SIGINT" in text
+    text = flat(summary(result(8 << 30, exit_code=130, fits=False, **untold)))
+    assert "first: let it run until it has used the device" in text  # it had been heard
     text = summary(result(8 << 30, exit_code=139, fits=False))
     assert "unknown: the program was ended by SIGSEGV" in text and "messages above" in text
 
@@ -279,6 +291,9 @@ def test_a_program_that_never_called_cuda_has_no_figures() -> None:
         text = summary(result(8 << 30, exit_code=code, fits=False, **unused))
         assert "  figures          none: the program did not call CUDA\n" in text
         assert "unknown\n" not in text and " 0 bytes" not in text
+    for became, pids in (("was killed", "killed"), ("is still running", "still_running")):
+        text = summary(result(8 << 30, fits=False, **unused, **{pids: (9,)}))
+        assert f"  figures          none: the process that called CUDA {became}\n" in text
 
 
 @pytest.mark.parametrize(
@@ -306,8 +321,8 @@ def test_of_many_processes_those_that_took_most_are_shown() -> None:
     assert text.count(" device 0: ") == 32
     assert "process 50 " not in text and text.index("process 1 ") < text.index("process 32 ")
     assert "1 other: at most 1.0 MiB of device bytes; --json FILE has them all" in text
-    more += tuple(replace(one, pid=pid, peak_device_bytes=9 << 10) for pid in (60, 61))
-    assert "3 others: at most 1.0 MiB of device bytes" in flat(
+    more += (replace(one, pid=60, peak_device_bytes=9 << 10),)
+    assert "2 others: at most 1.0 MiB of device bytes" in flat(
         summary(result(1 << 30, devices=more))
     )
 
@@ -315,6 +330,7 @@ def test_of_many_processes_those_that_took_most_are_shown() -> None:
 def test_one_kernel_is_one() -> None:
     assert "and 1 kernel (which computed nothing)" in flat(summary(result(8 << 30)))
     assert "and 2 kernels (" in flat(summary(result(8 << 30, launches=2)))
+    assert " back from the device in 1 copy;" in flat(summary(result(8 << 30, dtoh_copies=1)))
 
 
 def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:

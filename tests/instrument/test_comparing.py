@@ -162,6 +162,44 @@ def test_without_stacks_categories_or_sizes_are_named(tmp_path: Path) -> None:
     assert compared_of(paths[2], paths[2]).contributors[0].name == "activations"
 
 
+def one_block(path: Path, how: str) -> Path:
+    """With something else that a table may be about."""
+    plan = Plan(path)
+    at = 1 << 30
+    if how == "module":
+        plan.event("phase_begin", "module:layers.0.mlp")
+    if how == "pool":
+        plan.event("pool_begin", addr=1, arg=0)
+    plan.event("alloc", addr=at, bytes=MIB, stack=plan.stack(3))
+    if how == "module":
+        plan.event("phase_end", "module:layers.0.mlp")
+    if how == "label":
+        plan.event("label", "mine", addr=at)
+    if how == "stream":
+        plan.event("alloc", addr=at + MIB, bytes=MIB, stream=7, stack=plan.stack(3))
+    return plan.done()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more"),
+    [
+        ("", "", []),
+        ("module", "module", ["module"]),
+        ("module", "", []),
+        ("", "module", []),
+        ("label", "", ["label"]),
+        ("", "stream", ["stream"]),
+        ("pool", "", ["pool"]),
+    ],
+)
+def test_tables_are_of_what_the_recordings_know(
+    tmp_path: Path, before: str, after: str, more: list[str]
+) -> None:
+    paths = one_block(tmp_path / "a.pya", before), one_block(tmp_path / "b.pya", after)
+    told = json.loads(pyalloc("diff", *paths, "--json", "-q"))
+    assert sorted(told["by"]) == sorted(["category", "contributor", "size", *more])
+
+
 def test_a_side_without_any_memory_is_told(tmp_path: Path) -> None:
     empty = Plan(tmp_path / "empty.pya").done()
     out = pyalloc("diff", training(tmp_path / "before.pya"), empty, "-q")
