@@ -438,6 +438,38 @@ def test_broadcast_product(record: Record, planted: str, instead: str, n: int) -
     assert 0 <= workspace < 34 * MIB and fell > (128 * n - 34) * MIB
 
 
+@pytest.mark.parametrize(
+    ("before", "left", "between", "expected"),
+    [
+        (100, 8, 0, True),
+        (100, 9, 0, False),  # more than an eighth of it
+        (100, 0, 0, False),  # nothing is made from it
+        (247, 8, 0, True),
+        (248, 8, 0, False),  # no more than a fifth of the peak
+        (100, 8, 10, True),
+        (100, 8, 11, False),  # not reduced at once
+    ],
+)
+def test_only_what_is_reduced_at_once_to_much_less_is_a_broadcast_product(
+    plan: Plan, before: int, left: int, between: int, expected: bool
+) -> None:
+    line = plan.stack(5)
+    plan.event("alloc", addr=1 << 30, bytes=before * MIB, stack=plan.stack(4))
+    plan.event("alloc", addr=2 << 30, bytes=64 * MIB, stack=line)
+    if left:
+        plan.event("alloc", addr=3 << 30, bytes=left * MIB, stack=line)
+    for _ in range(between):
+        plan.event("category", "activations", addr=1 << 30)
+    plan.event("free_requested", addr=2 << 30)
+    found = kinds(plan.done())
+    assert ("broadcast_product" in found) == expected
+    if expected:
+        assert found["broadcast_product"].saved_bytes == (64 - left) * MIB
+        assert "temporary of 64.0 MiB and immediately reduces it to 8.0 MiB" in " ".join(
+            found["broadcast_product"].text.split()
+        )
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "loss",

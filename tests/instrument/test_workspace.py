@@ -234,7 +234,8 @@ def test_sizes_that_torch_said() -> None:
 
 def by_hand(plan: Plan, **changed: object) -> Path:
     """A product's result and the workspace after it, then steps that free everything else."""
-    given = {"gap": False, "dropped_at": -1, "bytes": 32 * MIB, "name": "forward", **changed}
+    given = {"gap": False, "dropped_at": -1, "again_at": -1, "bytes": 32 * MIB, "name": "forward"}
+    given.update(changed)
     linear = plan.stack(134, str(given["name"]), LINEAR)
     plan.event("user", "optimizers=SGD")
     for step in range(6):
@@ -245,6 +246,8 @@ def by_hand(plan: Plan, **changed: object) -> Path:
             if given["gap"]:
                 plan.event("alloc", addr=3 << 30, bytes=MIB, stack=plan.stack(9))
             plan.event("alloc", addr=2 << 30, bytes=int(str(given["bytes"])), stack=linear)
+        if step == given["again_at"]:
+            plan.event("alloc", addr=7 << 30, bytes=int(str(given["bytes"])), stack=linear)
         plan.event("phase_end", "forward")
         plan.event("phase_begin", "backward")
         plan.event("alloc", addr=4 << 30, bytes=MIB)
@@ -266,7 +269,9 @@ def by_hand(plan: Plan, **changed: object) -> Path:
         ({}, 2),
         ({"gap": True}, 1),  # not the second of its line: only backward's is one
         ({"bytes": 31 * MIB}, 1),
-        ({"dropped_at": 1}, 1),  # a pass's, until the next pass
+        ({"dropped_at": 2}, 1),  # a pass's, until a later pass
+        ({"dropped_at": 3}, 2),
+        ({"again_at": 2}, 2),  # its stream has one
         ({"dropped_at": 5}, 2),  # given back by _cuda_clearCublasWorkspaces()
         ({"name": "reset_parameters"}, 1),
     ],
