@@ -2,6 +2,7 @@
  * each query; scores never leave the cache.  Where a head's keys and values do not stay in the L2 cache, several blocks of
  * queries pass over them together. */
 #include "attention_drop.h"
+#include "attention_few.h"
 #include "attention_write.h"
 
 enum {
@@ -167,6 +168,11 @@ forward_together(const struct pya_ops_attention *a) {
 
 int
 PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
+#ifndef PYA_ISA_scalar /* where a lane is one query, none is idle */
+    if (att_is_few(a)) {
+        return PYA_FN(pya_attention_few)(a);
+    }
+#endif
     const int together = forward_together(a);
     const ptrdiff_t step = (ptrdiff_t)together * ATT_Q;
     const ptrdiff_t n_qb = ((ptrdiff_t)a->n_q + step - 1) / step;

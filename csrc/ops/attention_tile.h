@@ -16,6 +16,7 @@ enum {
 
 /* Scores are kept in units of log 2, so that a probability is an exp2 without a multiplication. */
 static const double att_log2e = 1.44269504088896341;
+#define ATT_LEAST_TOP ((real)-1e37) /* the largest score where no key was seen */
 
 static inline const real *
 att_row(struct pya_ops_heads x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t s) {

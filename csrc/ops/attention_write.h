@@ -18,7 +18,7 @@ att_result_carve(struct att_result *w, struct pya_scratch *s, const struct pya_o
 static inline void
 att_result_clear(struct att_result *w) {
     for (int q = 0; q < ATT_Q; q++) {
-        w->top[q] = (real)-1e37;
+        w->top[q] = ATT_LEAST_TOP;
         w->sum[q] = 0;
     }
 }

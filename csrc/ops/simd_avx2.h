@@ -158,6 +158,19 @@ v_hsum(vr a) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+static inline real
+v_hmax(vr a) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+/* lane i: the sum of a[i] */
+static inline vr
+v_hsums(const vr a[8]) {
+    const vr x = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    const vr y = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+    return v_add(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+}
 enum { LEAST_POWER2 = -127 }; /* 2^LEAST_POWER2 acts as 0 */
 /* n: the integer nearest to a, from LEAST_POWER2 to 127; the result is 2^n in the form that v_scale2() takes.
  * Adding a number so large that the sum's last bits count ones puts n there; shifted up, they are 2^n. */

@@ -141,6 +141,33 @@ static inline real
 v_hsum(vr a) {
     return _mm512_reduce_add_ps(a);
 }
+static inline real
+v_hmax(vr a) {
+    return _mm512_reduce_max_ps(a);
+}
+/* lane i: the sum of a[i] */
+static inline vr
+v_hsums(const vr a[16]) {
+    vr two[8];  /* of four lanes, sums of two each of a[2i] and a[2i + 1], alternating */
+    vr four[4]; /* of four lanes, one sum of four each of a[4i] to a[4i + 3] */
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        two[i] = v_add(
+            _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512d x = _mm512_castps_pd(two[2 * i]);
+        const __m512d y = _mm512_castps_pd(two[2 * i + 1]);
+        four[i] = v_add(
+            _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    const vr low = v_add(
+        _mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xdd));
+    const vr high = v_add(
+        _mm512_shuffle_f32x4(four[2], four[3], 0x88), _mm512_shuffle_f32x4(four[2], four[3], 0xdd));
+    return v_add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
 enum { LEAST_POWER2 = -127 }; /* 2^LEAST_POWER2 acts as 0 */
 /* n: the integer nearest to a, from LEAST_POWER2 to 127; the result is 2^n in the form that v_scale2() takes.
  * Adding a number so large that the sum's last bits count ones puts n there; shifted up, they are 2^n.  (scalef would take

@@ -152,6 +152,15 @@ static inline real
 v_hsum(vr a) {
     return a;
 }
+static inline real
+v_hmax(vr a) {
+    return a;
+}
+/* lane i: the sum of a[i] */
+static inline vr
+v_hsums(const vr a[1]) {
+    return a[0];
+}
 static inline vr
 v_rcp(vr a) {
     return 1 / a;
