@@ -1,13 +1,16 @@
-/* Serves the calls of scaled attention that torch's kernel computes faster.  Such a call takes microseconds, and each step in
- * Python, as reading three shapes, a good part of one.  Here shapes are read through DLPack's table of C functions, if torch
- * has it, else by attributes. */
+/* Serves the plain calls of scaled attention: by pyalloc's kernel if nothing but the call itself asks for the result, else by
+ * torch's where that is the faster one.  Such a call may take microseconds, and each step in Python, as reading three shapes, a
+ * good part of one.  Here shapes are read through DLPack's table of C functions, if torch has it, else by attributes. */
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "module.h"
 #include "module_dlpack.h"
+#include "ops/ops.h"
 
-static const char rule_capsule[] = "pyalloc.attention_few";
+static const char rule_capsule[] = "pyalloc.attention_plain";
 
 /* Names of attributes and methods of a tensor and its node. */
 enum rule_name {
@@ -21,6 +24,8 @@ enum rule_name {
     RULE_REGISTER,
     RULE_SCALE,
     RULE_FLAG,
+    RULE_IS_NEG,
+    RULE_LEVEL,
     RULE_NAMES,
 };
 static const char *const rule_names[RULE_NAMES] = {
@@ -29,6 +34,7 @@ static const char *const rule_names[RULE_NAMES] = {
     "requires_grad",   "grad_fn",
     "_backward_hooks", "_register_hook_dict",
     "scale",           "_is_compiling_flag",
+    "is_neg",          "_current_level",
 };
 
 /* What the caller hands over, in the order of the tuple. */
@@ -43,17 +49,27 @@ enum rule_part {
     RULE_SDPA,        /* torch's kernel */
     RULE_OFFER,       /* (out, q, k, v): has second derivatives offered for out */
     RULE_FIRST_HOOKS, /* what RULE_OFFER registers where nothing looks at what is saved */
+    RULE_BY_TORCH,    /* what is said of a call that torch's kernel serves: a dict */
+    RULE_BY_US,       /* and of one that pyalloc's serves */
+    RULE_LOG,         /* (): logs the latter */
+    RULE_DUAL, /* the names of torch.autograd.forward_ad, where a level says whether tangents are at work */
+    RULE_QUIET, /* pairs of a function and what it returns unless something sees or changes the calls now made */
+    RULE_EMPTY, /* (sizes, strides, dtype): a new tensor; None: pyalloc's kernel is not called from here */
+    RULE_THREADS, /* (multiply-adds): how many threads to use */
+    RULE_KERNEL,  /* (): the address of pyalloc's kernel */
     RULE_PARTS,
 };
 
 struct rule {
-    /* Fewer queries or keys, or scores than least_scores, go to torch's kernel.  So do fewer than few_scores of which autograd
-     * is to know, because a node in Python costs more than one in C++, or with fewer queries than fill a vector. */
-    long long few_queries, few_keys, least_scores, few_scores, full_queries, largest_head;
+    long long few_queries, few_keys,
+        few_scores; /* fewer go to torch's kernel if pyalloc's is not called from here */
+    long long largest_head;
+    long long many_products; /* from so many on, RULE_THREADS is asked */
     PyObject *names[RULE_NAMES];
     PyObject *parts; /* the tuple, which owns what `part` borrows */
     PyObject *part[RULE_PARTS];
-    const struct pya_dlpack_api *api; /* NULL: use attributes */
+    const struct pya_dlpack_api *api;                /* NULL: use attributes */
+    int (*kernel)(const struct pya_ops_attention *); /* NULL: not yet asked for */
 };
 
 enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
@@ -136,8 +152,7 @@ rule_asks_gradient(const struct rule *r, PyObject *const *qkv) {
 
 /* Empty tensors do not count as few: no kernel has anything to compute. */
 static bool
-rule_is_few(
-    const struct rule *r, PyObject *const *qkv, const long long n[RULE_TENSORS][RULE_DIMS]) {
+rule_is_few(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
     const long long *q = n[0];
     const long long *k = n[1];
     const long long *v = n[2];
@@ -150,9 +165,7 @@ rule_is_few(
         }
     }
     const double scores = (double)(q[0] * q[1]) * (double)q[2] * (double)k[2];
-    return q[2] < r->few_queries || k[2] < r->few_keys || scores < (double)r->least_scores ||
-           (scores < (double)r->few_scores &&
-            (q[2] < r->full_queries || rule_asks_gradient(r, qkv)));
+    return q[2] < r->few_queries || k[2] < r->few_keys || scores < (double)r->few_scores;
 }
 
 static bool
@@ -167,10 +180,10 @@ rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
         }
     }
     return rule_has(qkv[0], r->names[RULE_DTYPE], r->part[RULE_FLOAT]) &&
-           rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_few(r, qkv, n);
+           rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_few(r, n);
 }
 
-/* False: the rule does not apply, whatever the other tensors are. */
+/* Is this a float32 tensor of four dimensions on the CPU, and not empty? */
 static bool
 rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
     if (view->n_dims != RULE_DIMS || view->device_kind != PYA_DLPACK_CPU ||
@@ -183,41 +196,190 @@ rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
             return false;
         }
     }
-    return view->strides == NULL || !rule_overlaps(view->strides[2], view->strides[3], n[2], n[3]);
+    return view->strides != NULL;
 }
 
-/* False with *is_known unset: ask the attributes instead.  What a transform of torch.func wraps has no view. */
+/* False: ask the attributes instead.  What a transform of torch.func wraps has no view. */
 static bool
-rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
+rule_views(const struct rule *r, PyObject *const *qkv, struct pya_dlpack_view views[RULE_TENSORS]) {
+    for (int i = 0; r->api != NULL && i < RULE_TENSORS; i++) {
+        PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
+        const bool is_plain = type == r->part[RULE_TENSOR] || type == r->part[RULE_PARAMETER];
+        if (!is_plain || r->api->view(qkv[i], &views[i]) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return r->api != NULL;
+}
+
+static bool
+rule_sizes(const struct pya_dlpack_view views[RULE_TENSORS], long long n[RULE_TENSORS][RULE_DIMS]) {
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        if (!rule_view(&views[i], n[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- pyalloc's kernel ---- */
+
+/* Does nothing but the call see its result: no gradient, tangent, transform, trace, mode or cast? */
+static bool
+rule_is_alone(const struct rule *r, PyObject *const *qkv) {
+    PyObject *quiet = r->part[RULE_QUIET];
+    PyObject *level = PyDict_GetItem(r->part[RULE_DUAL], r->names[RULE_LEVEL]);
+    bool is_alone = level != NULL && PyLong_AsLong(level) == -1 && !rule_asks_gradient(r, qkv);
+    for (Py_ssize_t i = 0; is_alone && i < PyTuple_Size(quiet); i++) {
+        PyObject *pair = PyTuple_GetItem(quiet, i);
+        is_alone = rule_says(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+    }
+    return is_alone;
+}
+
+/* Do the kernels read it as it lies? */
+static bool
+rule_reads(const struct rule *r, PyObject *tensor, const struct pya_dlpack_view *view) {
+    if (view->strides[3] != 1 && view->shape[3] != 1) {
+        return false;
+    }
+    PyObject *is_neg = PyObject_CallMethodObjArgs(tensor, r->names[RULE_IS_NEG], NULL);
+    Py_XDECREF(is_neg);
+    return is_neg == Py_False;
+}
+
+/* The rest, as whether the heads are a multiple of those of k, the kernel checks. */
+static bool
+rule_fits(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
+    const long long *q = n[0];
+    const long long *k = n[1];
+    const long long *v = n[2];
+    return q[0] == k[0] && q[3] == k[3] && q[3] <= r->largest_head && v[0] == k[0] &&
+           v[1] == k[1] && v[2] == k[2] && v[3] <= r->largest_head;
+}
+
+static struct pya_ops_heads
+rule_heads(const struct pya_dlpack_view *view) {
+    return (struct pya_ops_heads){
+        (char *)view->data + view->byte_offset, view->strides[0], view->strides[1],
+        view->strides[2]};
+}
+
+/* False with an exception set. */
+static bool
+rule_threads(const struct rule *r, struct pya_ops_attention *a) {
+    const double products = (double)(a->n_b * a->n_h * a->n_q) * (double)a->n_k * (double)a->dim;
+    a->n_threads = 1;
+    if (products >= (double)r->many_products) {
+        const long long n = products < 1e18 ? (long long)products : LLONG_MAX;
+        PyObject *many = PyObject_CallFunction(r->part[RULE_THREADS], "L", n);
+        a->n_threads = many == NULL ? -1 : (int32_t)PyLong_AsLong(many);
+        Py_XDECREF(many);
+    }
+    return a->n_threads > 0;
+}
+
+/* False with an exception set. */
+static bool
+rule_load(struct rule *r) {
+    if (r->kernel == NULL) {
+        PyObject *address = PyObject_CallNoArgs(r->part[RULE_KERNEL]);
+        void *function = address == NULL ? NULL : PyLong_AsVoidPtr(address);
+        Py_XDECREF(address);
+        memcpy(
+            &r->kernel, &function, sizeof function); /* ISO C has no cast from an object pointer */
+    }
+    return r->kernel != NULL;
+}
+
+static PyObject *
+rule_empty(const struct rule *r, const struct pya_ops_attention *a) {
+    const long long b = a->n_b;
+    const long long h = a->n_h;
+    const long long q = a->n_q;
+    const long long v = a->dim_v;
+    return PyObject_CallFunction(
+        r->part[RULE_EMPTY], "(LLLL)(LLLL)O", b, h, q, v, h * q * v, q * v, v, 1LL,
+        r->part[RULE_FLOAT]);
+}
+
+/* Five queries and more that see one key, and ten that see two, are faster in torch's. */
+static bool
+rule_has_few_keys(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
+    return n[1][2] < r->few_keys && 2 * n[0][2] >= r->few_queries * n[1][2];
+}
+
+/* NULL, with or without an exception: this is not for pyalloc's kernel, or it failed. */
+static PyObject *
+rule_by_us(
+    struct rule *r, PyObject *const *qkv, const struct pya_dlpack_view views[RULE_TENSORS],
+    PyObject *causal, PyObject *scale) {
+    long long n[RULE_TENSORS][RULE_DIMS];
+    if (r->part[RULE_EMPTY] == Py_None || !rule_sizes(views, n) || !rule_fits(r, n) ||
+        rule_has_few_keys(r, n) || !rule_is_alone(r, qkv)) {
+        return NULL;
+    }
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        if (!rule_reads(r, qkv[i], &views[i])) {
+            return NULL;
+        }
+    }
+    struct pya_ops_attention a = {
+        .n_b = n[0][0],
+        .n_h = n[0][1],
+        .n_kv = n[1][1],
+        .n_q = n[0][2],
+        .n_k = n[1][2],
+        .dim = n[0][3],
+        .dim_v = n[2][3],
+        .q = rule_heads(&views[0]),
+        .k = rule_heads(&views[1]),
+        .v = rule_heads(&views[2]),
+        .scale = scale == Py_None ? 1 / sqrt((double)n[0][3]) : PyFloat_AsDouble(scale),
+        .causal = causal == Py_True,
+        .dtype = PYA_OPS_F32,
+    };
+    struct pya_dlpack_view view = {0};
+    PyObject *out = rule_load(r) && rule_threads(r, &a) ? rule_empty(r, &a) : NULL;
+    if (out == NULL || r->api->view(out, &view) != 0) {
+        Py_XDECREF(out);
+        return NULL;
+    }
+    a.out = rule_heads(&view);
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = r->kernel(&a);
+    Py_END_ALLOW_THREADS
+    PyObject *logged = status == 0 ? PyObject_CallNoArgs(r->part[RULE_LOG]) : NULL;
+    if (logged == NULL) {
+        Py_CLEAR(out);
+    }
+    Py_XDECREF(logged);
+    return out;
+}
+
+/* ---- torch's kernel ---- */
+
+static bool
+rule_is_few_of_views(const struct rule *r, const struct pya_dlpack_view views[RULE_TENSORS]) {
     long long n[RULE_TENSORS][RULE_DIMS];
     for (int i = 0; i < RULE_TENSORS; i++) {
-        PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
-        struct pya_dlpack_view view = {0};
-        const bool is_plain = type == r->part[RULE_TENSOR] || type == r->part[RULE_PARAMETER];
-        if (!is_plain || r->api->view(qkv[i], &view) != 0) {
-            return false;
-        }
-        if (!rule_view(&view, n[i])) {
-            *is_known = true;
+        const int64_t *step = views[i].strides;
+        if (!rule_view(&views[i], n[i]) || rule_overlaps(step[2], step[3], n[i][2], n[i][3])) {
             return false;
         }
     }
-    *is_known = true;
-    return rule_is_few(r, qkv, n);
+    return rule_is_few(r, n);
 }
 
+/* Torch's kernels scale what causal hides by -inf. */
 static bool
-rule_applies(const struct rule *r, PyObject *const *qkv) {
-    bool is_known = false;
-    const bool applies = r->api != NULL && rule_by_views(r, qkv, &is_known);
-    if (is_known) {
-        return applies;
-    }
-    PyErr_Clear();
-    return rule_by_attributes(r, qkv);
+rule_is_turned(PyObject *causal, PyObject *scale) {
+    return causal == Py_True && scale != Py_None && !(PyFloat_AsDouble(scale) > 0);
 }
 
-/* Without options that torch's kernel cannot do, or does wrongly: see scaled_attention(). */
+/* Without options that only the general way has: see scaled_attention(). */
 static bool
 rule_is_bare(PyObject *const *options) {
     PyObject *bias = options[0];
@@ -226,11 +388,8 @@ rule_is_bare(PyObject *const *options) {
     PyObject *scale = options[3];
     PyObject *dropout = options[4];
     PyObject *path = options[5];
-    if (bias != Py_None || mask != Py_None || (causal != Py_False && causal != Py_True)) {
-        return false;
-    }
-    if (scale != Py_None &&
-        (!PyFloat_Check(scale) || (causal == Py_True && !(PyFloat_AsDouble(scale) > 0)))) {
+    if (bias != Py_None || mask != Py_None || (causal != Py_False && causal != Py_True) ||
+        (scale != Py_None && !PyFloat_Check(scale))) {
         return false;
     }
     const bool is_number = PyFloat_Check(dropout) || PyLong_Check(dropout);
@@ -287,40 +446,77 @@ rule_offer(const struct rule *r, PyObject *out, PyObject *const *qkv) {
     return done != NULL;
 }
 
-enum { RULE_OPTIONS = 6 };
+static PyObject *
+rule_by_torch(const struct rule *r, PyObject *const *qkv, PyObject *causal, PyObject *scale) {
+    PyObject *out = rule_compute(r, qkv, causal, scale);
+    PyObject *asks = out == NULL ? NULL : PyObject_GetAttr(out, r->names[RULE_REQUIRES_GRAD]);
+    if (out != NULL && (asks == NULL || (asks == Py_True && !rule_offer(r, out, qkv)))) {
+        Py_CLEAR(out);
+    }
+    Py_XDECREF(asks);
+    return out;
+}
 
-/* The result, or None where the rule does not apply or torch's kernel refuses: the caller goes on then, and raises a better
- * error if an argument does not fit. */
+/* ---- the call ---- */
+
+/* NULL, with or without an exception: neither kernel serves the call.  *info is what is said of the one that does. */
+static PyObject *
+rule_serve(
+    struct rule *r, PyObject *const *qkv, PyObject *causal, PyObject *scale, PyObject **info) {
+    struct pya_dlpack_view views[RULE_TENSORS];
+    memset(views, 0, sizeof views);
+    const bool has_views = rule_views(r, qkv, views);
+    *info = r->part[RULE_BY_US];
+    PyObject *out = has_views ? rule_by_us(r, qkv, views, causal, scale) : NULL;
+    if (out != NULL || PyErr_Occurred() != NULL || rule_is_turned(causal, scale)) {
+        return out;
+    }
+    *info = r->part[RULE_BY_TORCH];
+    const bool is_few = has_views ? rule_is_few_of_views(r, views) : rule_by_attributes(r, qkv);
+    PyErr_Clear();
+    return is_few ? rule_by_torch(r, qkv, causal, scale) : NULL;
+}
+
+/* Steals out. */
+static PyObject *
+rule_with_info(PyObject *out, PyObject *info) {
+    PyObject *own = PyDict_Copy(info);
+    PyObject *pair = own == NULL ? NULL : PyTuple_Pack(2, out, own);
+    Py_DECREF(out);
+    Py_XDECREF(own);
+    return pair;
+}
+
+enum { RULE_OPTIONS = 7 };
+
+/* The result, with what is said of it if that is asked for, or None where the rule does not apply or a kernel refuses: the
+ * caller goes on then, and raises a better error if an argument does not fit. */
 static PyObject *
 rule_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    const struct rule *r = (const struct rule *)PyCapsule_GetPointer(self, rule_capsule);
+    struct rule *r = (struct rule *)PyCapsule_GetPointer(self, rule_capsule);
     if (r == NULL) {
         return NULL;
     }
     PyObject *const *options = args + RULE_TENSORS;
-    const bool applies = n == RULE_TENSORS + RULE_OPTIONS && rule_is_bare(options) &&
-                         !rule_is_compiled(r) && rule_applies(r, args);
-    PyErr_Clear();
-    if (!applies) {
-        Py_RETURN_NONE;
+    PyObject *out = NULL;
+    PyObject *info = NULL;
+    if (n == RULE_TENSORS + RULE_OPTIONS && rule_is_bare(options) && !rule_is_compiled(r)) {
+        out = rule_serve(r, args, options[2], options[3], &info);
     }
-    PyObject *out = rule_compute(r, args, options[2], options[3]);
-    PyObject *asks = out == NULL ? NULL : PyObject_GetAttr(out, r->names[RULE_REQUIRES_GRAD]);
-    if (out != NULL && (asks == NULL || (asks == Py_True && !rule_offer(r, out, args)))) {
-        Py_CLEAR(out);
+    if (out != NULL) {
+        return options[6] == Py_True ? rule_with_info(out, info) : out;
     }
-    Py_XDECREF(asks);
-    if (out == NULL && (PyErr_ExceptionMatches(PyExc_RuntimeError) ||
-                        PyErr_ExceptionMatches(PyExc_AttributeError))) {
+    if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_RuntimeError) ||
+        PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    return out;
+    return NULL;
 }
 
 static PyMethodDef rule_method = {
-    "attention_few", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
-    "(q, k, v, bias, mask, causal, scale, dropout, path): what torch's kernel computes, or None"};
+    "attention_plain", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
+    "(q, k, v, bias, mask, causal, scale, dropout, path, return_info): the result, or None"};
 
 static bool
 rule_fill(struct rule *r, PyObject *parts) {
@@ -332,8 +528,17 @@ rule_fill(struct rule *r, PyObject *parts) {
     for (int i = 0; i < RULE_PARTS; i++) {
         r->part[i] = PyTuple_GetItem(parts, i);
     }
-    if (!PyDict_Check(r->part[RULE_COMPILER])) {
-        PyErr_SetString(PyExc_TypeError, "torch.compiler's names are no dict");
+    if (!PyDict_Check(r->part[RULE_COMPILER]) || !PyDict_Check(r->part[RULE_DUAL])) {
+        PyErr_SetString(PyExc_TypeError, "a module's names are no dict");
+        return false;
+    }
+    PyObject *quiet = r->part[RULE_QUIET];
+    bool is_quiet = PyTuple_Check(quiet);
+    for (Py_ssize_t i = 0; is_quiet && i < PyTuple_Size(quiet); i++) {
+        is_quiet = PyTuple_Size(PyTuple_GetItem(quiet, i)) == 2;
+    }
+    if (!is_quiet) {
+        PyErr_SetString(PyExc_TypeError, "pairs of a function and what it returns");
         return false;
     }
     for (int i = 0; i < RULE_NAMES; i++) {
@@ -347,7 +552,7 @@ rule_fill(struct rule *r, PyObject *parts) {
 }
 
 static PyObject *
-core_attention_few(PyObject *self, PyObject *args) {
+core_attention_plain(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *parts = NULL;
     PyObject *capsule = NULL;
@@ -356,8 +561,8 @@ core_attention_few(PyObject *self, PyObject *args) {
         return PyErr_NoMemory();
     }
     if (PyArg_ParseTuple(
-            args, "O(LLLLLL)", &parts, &r->few_queries, &r->few_keys, &r->least_scores,
-            &r->few_scores, &r->full_queries, &r->largest_head) &&
+            args, "O(LLLLL)", &parts, &r->few_queries, &r->few_keys, &r->few_scores,
+            &r->largest_head, &r->many_products) &&
         rule_fill(r, parts)) {
         capsule = PyCapsule_New(r, rule_capsule, rule_destroy);
     }
@@ -371,7 +576,7 @@ core_attention_few(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef attention_methods[] = {
-    {"attention_few", core_attention_few, METH_VARARGS, NULL},
+    {"attention_plain", core_attention_plain, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

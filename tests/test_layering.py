@@ -21,7 +21,7 @@ ROOMS = {
     "ops": set(),
     "hostcuda": set(),
     "gdb": set(),
-    "module": {"core", "device", "replay", "torch", "thread"},
+    "module": {"core", "device", "ops", "replay", "torch", "thread"},
     "torch": {"core", "device", "ipc", "thread"},
     "thread": set(),
 }

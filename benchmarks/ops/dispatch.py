@@ -54,8 +54,8 @@ def measure(rng: random.Random) -> Shape:
 def judge(shapes: list[Shape], scores: int, queries: int, keys: int) -> dict[str, object]:
     """Counts the shapes that a rule would make slower, and the wins it would miss."""
     row: dict[str, object] = {"few_scores": scores, "few_queries": queries, "few_keys": keys}
+    used = rule._FEW_SCORES, rule._FEW_QUERIES, rule._FEW_KEYS
     for name in ("forward", "both"):
-        used = rule._LEAST_SCORES if name == "forward" else rule._FEW_SCORES
         ours = [
             getattr(s, name)
             for s in shapes
@@ -63,7 +63,7 @@ def judge(shapes: list[Shape], scores: int, queries: int, keys: int) -> dict[str
         ]
         wins = sum(getattr(s, name) > 1.15 for s in shapes)
         row[name] = {
-            "is_used": (scores, queries, keys) == (used, rule._FEW_QUERIES, rule._FEW_KEYS),
+            "is_used": (scores, queries, keys) == used,
             "kernel": len(ours),
             "slower_than_0_95": sum(r < 0.95 for r in ours),
             "slowest": round(min(ours, default=1.0), 3),

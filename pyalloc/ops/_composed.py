@@ -8,6 +8,7 @@ backward calls another one. Derivatives beyond the kernels' forward and backward
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,11 @@ except AttributeError:
         f"pyalloc.ops needs PyTorch 2.8 or newer; this is {torch.__version__}"
     ) from None
 _Kind = torch._C._functorch.TransformType
-_BEFORE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
-def is_before_dispatch() -> bool:
-    """Whether make_fx(pre_dispatch=True) traces this call; its mode is on a stack of its own."""
-    return bool(_is_included(_BEFORE_DISPATCH))
+# Whether make_fx(pre_dispatch=True) traces this call; its mode is on a stack of its own.
+is_before_dispatch: Callable[[], bool] = partial(_is_included, torch._C.DispatchKey.PreDispatch)
 
 
 def is_transformed() -> bool:

@@ -74,12 +74,12 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 }
 
 
-_n_modes = torch._C._len_torch_dispatch_stack
+n_modes = torch._C._len_torch_dispatch_stack
 
 
 def register_where_modes_are() -> bool:
     """Whether dispatch modes are active; tells those that count about the ops."""
-    if _n_modes() == 0:
+    if n_modes() == 0:
         return False
     register()
     return True

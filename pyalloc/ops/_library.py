@@ -23,7 +23,7 @@ ISA_NAMES = ("scalar", "avx2", "avx512", "amx")
 _STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1}
 SOMEWHERE = 1  # in place of a pointer that op_call fills in
-_WORK_OF_A_THREAD = 200_000  # multiply-adds: waking another thread costs about as much
+WORK_OF_A_THREAD = 200_000  # multiply-adds: waking another thread costs about as much
 
 
 class View(ctypes.Structure):
@@ -187,7 +187,7 @@ def dense_rows(x: Tensor) -> Tensor:
 def threads(work: int) -> int:
     """How many threads to use for so many multiply-adds."""
     available: int = torch.get_num_threads()
-    return max(1, min(available, work // _WORK_OF_A_THREAD))
+    return max(1, min(available, work // WORK_OF_A_THREAD))
 
 
 def dtype_code(dtype: torch.dtype) -> int:

@@ -14,16 +14,16 @@ from pyalloc._core import tensor_key
 MOST = 4096  # plans kept: sizes may differ at every call
 
 # What torch's compiled programs call: takes half the time, but not every version has it.
-_empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 _empty_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 key_of = tensor_key(Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
-_autocasts = torch._C._is_any_autocast_enabled
+autocasts = torch._C._is_any_autocast_enabled
 
 
 def key_of_call(*tensors: Tensor | None) -> bytes | None:
     """key_of() an op's arguments; None also if a compiler traces the call, or autocast may cast them."""
-    return None if _is_compiling() or _autocasts() else key_of(*tensors)
+    return None if _is_compiling() or autocasts() else key_of(*tensors)
 
 
 class Plans:
@@ -77,8 +77,8 @@ def nothing() -> None:
 def maker(shape: Sequence[int], like: Tensor) -> Callable[[], Tensor]:
     """A function that allocates tensors of this shape, with like's dtype and device."""
     sizes, strides, dtype = tuple(shape), tuple(row_major(shape)), like.dtype
-    if like.is_cpu and _empty_cpu is not None:
-        return partial(_empty_cpu, sizes, strides, dtype)
+    if like.is_cpu and empty_cpu is not None:
+        return partial(empty_cpu, sizes, strides, dtype)
     anywhere = partial(torch.empty_strided, sizes, strides, dtype=dtype, device=like.device)
     if not like.is_cuda or _empty_cuda is None:
         return anywhere

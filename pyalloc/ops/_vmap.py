@@ -14,7 +14,7 @@ from pyalloc.ops._composed import is_batched, is_before_dispatch, is_transformed
 
 def is_eager() -> bool:
     """Whether no compiler, tracer, transform or dispatch mode sees calls made now."""
-    if _is_compiling() or _tracing_state() is not None or is_transformed():
+    if _is_compiling() or tracing_state() is not None or is_transformed():
         return False
     return not (is_before_dispatch() or _flops.register_where_modes_are())
 
@@ -40,7 +40,7 @@ def is_plain(args: Sequence[Any]) -> bool:
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
-_tracing_state = torch._C._get_tracing_state
+tracing_state = torch._C._get_tracing_state
 
 
 def choose_backward(

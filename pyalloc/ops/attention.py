@@ -7,32 +7,37 @@ import logging
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
 
-from pyalloc._core import attention_few
+from pyalloc._core import attention_plain
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _cuda, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
-from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
-from pyalloc.ops._plans import keep, key_of_call
+from pyalloc.ops._composed import (
+    has_gradient,
+    has_tangent,
+    is_before_dispatch,
+    needs_more_than_once,
+)
+from pyalloc.ops._flops import n_modes
+from pyalloc.ops._library import WORK_OF_A_THREAD, address, threads
+from pyalloc.ops._plans import autocasts, empty_cpu, keep, key_of_call
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
-from pyalloc.ops._vmap import is_eager
+from pyalloc.ops._vmap import is_eager, tracing_state
 
 _log = logging.getLogger("pyalloc.ops")
 
-# Fewer than these and torch's kernel is the faster one: the lanes of pyalloc's hold queries, and its
-# call costs more. Found by `python -m benchmarks.ops.dispatch`.
+# With fewer than these torch's kernel is the faster one if autograd or anything else sees the call: a node in Python
+# costs more than one in C++. Found by `python -m benchmarks.ops.dispatch`.
 _FEW_QUERIES = 10
 _FEW_KEYS = 3
 _FEW_SCORES = 6000  # batch * heads * queries * keys
-# That is where autograd records the call, which costs pyalloc's kernel most. Elsewhere, if the queries fill
-# a vector, it is the faster one from here on.
-_LEAST_SCORES = 2000
-_FULL_QUERIES = 16
 
 # On CUDA the kernels for tensor cores take what is worth their call, and of wide heads what fills a card: by the sweep
 # on an H100 (docs/card.md) SDPA is the faster one elsewhere. (A call then cost 30 us more than torch's.)
@@ -48,13 +53,14 @@ _TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is th
 _PATHS = ("auto", "kernel")
 _NUMBERS = (float, int, type(None))
 _TAKEN = "scaled_attention: %s (%s)"
-_FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
+_BY_TORCH = {"path": "sdpa", "reason": "few queries, keys or scores"}
+_BY_US = {"path": "kernel", "reason": "pyalloc's kernel"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
 _is_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_by_torch_if_few = attention_few(
+_serve_plain = attention_plain(
     (
         Tensor,
         torch.nn.Parameter,
@@ -66,8 +72,22 @@ _by_torch_if_few = attention_few(
         _sdpa,
         _second.offer,
         _second.HOOKS,
+        _BY_TORCH,
+        _BY_US,
+        partial(_log.debug, _TAKEN, *_BY_US.values()),
+        vars(forward_ad),
+        (
+            (_transforms, False),
+            (tracing_state, None),
+            (n_modes, 0),
+            (is_before_dispatch, False),
+            (autocasts, False),
+        ),
+        empty_cpu,
+        threads,
+        partial(address, "pya_ops_attention_forward"),
     ),
-    (_FEW_QUERIES, _FEW_KEYS, _LEAST_SCORES, _FEW_SCORES, _FULL_QUERIES, _LARGEST_HEAD),
+    (_FEW_QUERIES, _FEW_KEYS, _FEW_SCORES, _LARGEST_HEAD, 2 * WORK_OF_A_THREAD),
 )
 
 
@@ -140,13 +160,14 @@ def scaled_attention(
         (B, H, Lq, dv), in the dtype that q, k and v promote to, or autocast's if that is on.  Repeatable bit for
         bit with the same number of threads.
 
-    torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if
-    pyalloc's kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x)
-    or there is little to do; and float32 on the CPU with few queries, keys or scores; all without bias, mask and
-    dropout. (On CUDA their gradients are repeatable only under torch.use_deterministic_algorithms.) If a backward
-    through them is to be differentiated (create_graph), pyalloc's kernel recomputes its gradients, since torch's are
-    differentiable only once. Second derivatives, and forward-mode ones, are plain torch and keep the scores. The path
-    taken is logged to "pyalloc.ops" at debug level, unless it is torch's for few scores.
+    torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if pyalloc's
+    kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x) or there
+    is little to do; and float32 on the CPU with few queries, keys or scores, if gradients are wanted or a
+    transform, tracer or mode sees the call; all without bias, mask and dropout. (On CUDA their gradients are
+    repeatable only under torch.use_deterministic_algorithms.) If a backward through them is to be differentiated
+    (create_graph), pyalloc's kernel recomputes its gradients, since torch's are differentiable only once. Second
+    derivatives, and forward-mode ones, are plain torch and keep the scores. The path taken is logged to
+    "pyalloc.ops" at debug level, unless it is torch's for few scores.
 
     Raises:
         OpError: shapes, dtypes or devices do not fit together, head sizes are over 256, or dropout is
@@ -163,9 +184,9 @@ def scaled_attention(
     if not _is_dynamo_compiling():
         # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
         # explained below.
-        few = _by_torch_if_few(q, k, v, bias, mask, causal, scale, dropout, path)
-        if few is not None:
-            return (few, _FEW_INFO.copy()) if return_info else few
+        served = _serve_plain(q, k, v, bias, mask, causal, scale, dropout, path, bool(return_info))
+        if served is not None:
+            return served
     is_turned = causal and scale is not None and not scale > 0
     given = q, k, v, bias, mask
     key = _key(given, causal, scale, dropout, path)
@@ -445,7 +466,7 @@ def _is_worth_a_launch(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_by_torch_if_few)."""
+    """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_serve_plain)."""
     row, lane = x.stride()[2:]
     is_window = holds(lane == 1) and holds(row > 0) and holds(row < x.shape[3])
     return is_window and not holds(x.shape[2] <= 1)

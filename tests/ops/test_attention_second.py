@@ -126,7 +126,7 @@ def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch)
             return checkpoint(scaled_attention, *qkv, use_reentrant=False)
         return scaled_attention(*qkv)
 
-    monkeypatch.setattr(attention_module, "_by_torch_if_few", lambda *_: None)  # the CPU's alone
+    monkeypatch.setattr(attention_module, "_serve_plain", lambda *_: None)  # the CPU's alone
     monkeypatch.setattr(attention_module, "_choose", lambda *_: ("sdpa", "as on CUDA"))
     monkeypatch.setattr(attention_module, "_known", {})
     monkeypatch.setattr(attention_module, "_sdpa", padded)

@@ -19,11 +19,13 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
     out = dry_python(
         """
         import os, sys
+        from functools import partial
         import torch
         sys.path.insert(0, "tests")
         from growth import left_by
         import pyalloc
         from pyalloc import _core, eventsources
+        from pyalloc.ops import _library, _plans
 
         MIB = 1 << 20
         sys.unraisablehook = lambda told: None
@@ -76,12 +78,15 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         modes = torch.is_inference_mode_enabled, torch.is_grad_enabled, lambda _: None
         sdpa = torch.nn.functional.scaled_dot_product_attention
         parts = *types, torch.float32, vars(torch.compiler), *modes, sdpa, print, {-1: print}
-        limits = 10, 10, 1000, 2000, 16, 256
-        few = _core.attention_few(parts, limits)
+        kernel = partial(_library.address, "pya_ops_attention_forward")
+        kinds = {}, {}, bool, {"_current_level": -1}, ((bool, False),)
+        parts = *parts, *kinds, _plans.empty_cpu, _library.threads, kernel
+        limits = 10, 10, 1000, 256, 10
+        few = _core.attention_plain(parts, limits)
         learned = [torch.ones(1, 1, 2, 3, requires_grad=True)] * 3
 
         def rule(*qkv, causal=False):
-            return few(*qkv, None, None, causal, 0.5, 0.0, "auto")
+            return few(*qkv, None, None, causal, 0.5, 0.0, "auto", True)
 
         calls = {
             "stats": lambda: _core.stats(0),
@@ -123,14 +128,15 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "key of a class": lambda: key(tensors[0].as_subclass(Own)),
             "maker of keys": lambda: _core.tensor_key(*types),
             "rule": lambda: rule(*tensors),
+            "rule with a negation": lambda: rule(nobody[None, None], *2 * [nobody[None, None]]),
             "rule of others": lambda: rule(*(tensor.double() for tensor in tensors)),
             "rule of a class": lambda: rule(*(tensor.as_subclass(Own) for tensor in tensors)),
             "rule of no tensors": lambda: rule(1, 2, 3),
             "rule of others than bare calls": lambda: rule(*tensors, causal=1),
             "rule with a gradient": lambda: rule(*learned, causal=True),
-            "maker of rules": lambda: _core.attention_few(parts, limits),
-            "maker of none": lambda: _core.attention_few(parts, (1, 2, 3, 4, 5, "6")),
-            "maker of no parts": lambda: _core.attention_few(parts[1:], limits),
+            "maker of rules": lambda: _core.attention_plain(parts, limits),
+            "maker of none": lambda: _core.attention_plain(parts, (*limits[1:], "6")),
+            "maker of no parts": lambda: _core.attention_plain(parts[1:], limits),
             "op without a place": lambda: _core.op_call(address, b"1" * 8, b"12", None, 5, 6),
             "op beyond": lambda: _core.op_call(address, b"1" * 8, b"\\1\\1", None, 5),
             "op of no tensor": lambda: _core.op_call(address, b"1" * 8, b"\\0\\0", None, "five"),

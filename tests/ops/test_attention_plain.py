@@ -1,0 +1,176 @@
+"""Calls of scaled_attention that C serves at once, and what must see a call and therefore stops it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from functools import partial
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyalloc._core import attention_plain
+from pyalloc.ops import _library, _plans, attention, scaled_attention
+
+from .attention_cases import eager, problem
+from .reference import relative
+
+SHAPES = [
+    (2, 4, 4, 1, 50, 64, 64),
+    (1, 4, 2, 9, 300, 20, 36),
+    (1, 2, 2, 12, 150, 70, 65),
+    (1, 6, 2, 3, 7, 1, 200),
+    (2, 2, 2, 40, 30, 40, 8),
+    (1, 8, 1, 5, 129, 256, 256),
+    (1, 2, 2, 1, 1, 5, 17),
+]
+
+
+def served(*qkv, causal=False, scale=None):
+    """What C computes; None if it leaves the call to Python."""
+    return attention._serve_plain(*qkv, None, None, causal, scale, 0.0, "auto", True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_results(shape, causal, attention_isa):
+    q, k, v = problem(*shape)
+    for scale in (None, 0.0, -0.7):
+        out, info = served(q, k, v, causal=causal, scale=scale)
+        wide = eager(q.double(), k.double(), v.double(), causal=causal, scale=scale)
+        assert info == {"path": "kernel", "reason": "pyalloc's kernel"}
+        assert out.is_contiguous() and relative(out, wide) < 2e-6
+
+
+def test_layouts():
+    """Rows may lie anywhere, but have no gaps."""
+    q, k, v = problem(2, 4, 4, 5, 11, 16, 16)
+    right = served(q, k, v)[0]
+    for change in (
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: torch.cat([x, x], 3)[..., :16],
+        lambda x: torch.stack([x, x], 2)[:, :, 1],
+    ):
+        for which in itertools.product([False, True], repeat=3):
+            given = [change(x) if w else x for x, w in zip((q, k, v), which, strict=True)]
+            assert torch.equal(served(*given)[0], right)
+    one = k[:, :1]
+    shared = served(q, one.expand(k.shape), v[:, :1].expand(v.shape))[0]
+    assert torch.equal(shared, served(q, one.repeat(1, 4, 1, 1), v[:, :1].repeat(1, 4, 1, 1))[0])
+    windows = torch.randn(2, 4, 20).unfold(2, 16, 1)
+    assert torch.equal(served(windows, k, v)[0], served(windows.contiguous(), k, v)[0])
+    gaps = torch.stack([q, q], 4)[..., 0]
+    negated = torch._neg_view(-q)
+    for unusual in (gaps, negated):
+        assert served(unusual, k, v)[1]["path"] == "sdpa"  # torch's kernel, which takes any
+        torch.testing.assert_close(scaled_attention(unusual, k, v), right)
+
+
+def test_many_queries_of_few_keys_are_torchs():
+    q, k, v = problem(1, 2, 2, 10, 3, 8, 8)
+    assert served(q, k, v)[1]["path"] == "kernel"
+    assert served(q, k[:, :, :2], v[:, :, :2])[1]["path"] == "sdpa"
+    assert served(q[:, :, :9], k[:, :, :2], v[:, :, :2])[1]["path"] == "kernel"
+    assert served(q[:, :, :5], k[:, :, :1], v[:, :, :1])[1]["path"] == "sdpa"
+    assert served(q[:, :, :4], k[:, :, :1], v[:, :, :1])[1]["path"] == "kernel"
+
+
+def test_what_does_not_fit():
+    q, k, v = problem(2, 4, 4, 5, 11, 16, 16)
+    wide = torch.randn(2, 4, 11, 257)
+    for given in (
+        (q[:1], k, v),
+        (q[..., 1:], k, v),
+        (q, k[:, :, 1:], v),
+        (q, k, v[:, 1:]),
+        (q, k[:1], v[:1]),
+        (q[:, 1:], k[:, :2], v[:, :2]),
+        (q, k, wide),
+        (q, k[:, :, :0], v[:, :, :0]),
+        (q.double(), k.double(), v.double()),
+    ):
+        assert served(*given) is None
+
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found = str(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("n", [2, 40])
+def test_dispatch_modes_see_the_call(n):
+    qkv = problem(1, 2, 2, n, 5, 8, 8)
+    with Seen() as mode:
+        scaled_attention(*qkv)
+    assert "scaled" in mode.found
+
+
+@pytest.mark.parametrize("n", [2, 40])
+@pytest.mark.parametrize("early", [False, True])
+def test_tracers_see_the_call(n, early):
+    qkv = problem(1, 2, 2, n, 5, 8, 8)
+    graph = make_fx(lambda *x: scaled_attention(*x), pre_dispatch=early)(*qkv)
+    other = [torch.randn_like(x) for x in qkv]
+    torch.testing.assert_close(graph(*other), scaled_attention(*other))
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # of torch.jit, with which torch's tracer and forward mode work
+@pytest.mark.parametrize("n", [2, 40])
+def test_jit_sees_the_call(n):
+    qkv = problem(1, 2, 2, n, 5, 8, 8)
+    traced = torch.jit.trace(lambda *x: scaled_attention(*x), qkv, check_trace=False)
+    other = [torch.randn_like(x) for x in qkv]
+    torch.testing.assert_close(traced(*other), scaled_attention(*other))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("n", [2, 40])
+def test_tangents_and_casts_see_the_call(n):
+    q, k, v = problem(1, 2, 2, n, 5, 8, 8)
+    with forward_ad.dual_level():
+        assert served(q, k, v)[1]["path"] == "sdpa"
+        out = scaled_attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+        assert forward_ad.unpack_dual(out).tangent is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert scaled_attention(q, k, v).dtype == torch.bfloat16
+    q.requires_grad_()
+    assert scaled_attention(q, k, v).requires_grad
+    with torch.inference_mode():
+        assert served(q, k, v)[1]["path"] == "kernel"
+
+
+def test_the_kernel_is_logged(caplog):
+    caplog.set_level(logging.DEBUG, "pyalloc.ops")
+    scaled_attention(*problem(1, 2, 2, 3, 5, 8, 8))
+    assert [x.getMessage() for x in caplog.records] == [
+        "scaled_attention: kernel (pyalloc's kernel)"
+    ]
+
+
+def test_threads():
+    """Small calls take one without asking; a result does not depend on their number."""
+    asked = []
+
+    def threads(products):
+        asked.append(products)
+        return len(asked)
+
+    modes = (lambda: False), torch.is_grad_enabled, (lambda _: None)
+    parts = torch.Tensor, torch.nn.Parameter, torch.float32, vars(torch.compiler), *modes
+    kernel = partial(_library.address, "pya_ops_attention_forward")
+    kinds = None, None, {}, {}, {}, bool, {"_current_level": -1}, ()
+    serve = attention_plain(
+        (*parts, *kinds, _plans.empty_cpu, threads, kernel), (1, 1, 1, 256, 100_000)
+    )
+    options = None, None, False, None, 0.0, "auto", False
+    large, small = problem(1, 2, 2, 6, 131, 64, 32), problem(1, 2, 2, 6, 130, 64, 32)
+    found = [serve(*large, *options) for _ in range(3)]
+    assert asked == [2 * 6 * 131 * 64] * 3
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert serve(*small, *options) is not None and len(asked) == 3
