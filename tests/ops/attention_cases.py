@@ -8,6 +8,9 @@ from pyalloc.ops import scaled_attention
 
 from .reference import within
 
+# Without its table of functions (before 2.14), small calls without gradients go to torch's kernel.
+SHOWS_TENSORS_TO_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
 
 def probabilities(q, k, bias=None, mask=None, causal=False, scale=None):
     """The weight of each key for each query, with zeros where a query sees nothing."""
