@@ -52,17 +52,17 @@ enum rule_part {
     RULE_BY_TORCH,    /* what is said of a call that torch's kernel serves: a dict */
     RULE_BY_US,       /* and of one that pyalloc's serves */
     RULE_LOG,         /* (): logs the latter */
-    RULE_DUAL, /* the names of torch.autograd.forward_ad, where a level says whether tangents are at work */
-    RULE_QUIET, /* pairs of a function and what it returns unless something sees or changes the calls now made */
-    RULE_EMPTY, /* (sizes, strides, dtype): a new tensor; None: pyalloc's kernel is not called from here */
+    RULE_DUAL,    /* the names of torch.autograd.forward_ad, where a level is -1 without tangents */
+    RULE_QUIET,   /* pairs of a function and what it returns if nothing sees or changes calls */
+    RULE_EMPTY,   /* (sizes, strides, dtype): a new tensor; None: pyalloc's kernel is not used */
     RULE_THREADS, /* (multiply-adds): how many threads to use */
     RULE_KERNEL,  /* (): the address of pyalloc's kernel */
     RULE_PARTS,
 };
 
 struct rule {
-    long long few_queries, few_keys,
-        few_scores; /* fewer go to torch's kernel if pyalloc's is not called from here */
+    /* Fewer go to torch's kernel if pyalloc's is not called from here. */
+    long long few_queries, few_keys, few_scores;
     long long largest_head;
     long long many_products; /* from so many on, RULE_THREADS is asked */
     PyObject *names[RULE_NAMES];
@@ -287,8 +287,8 @@ rule_load(struct rule *r) {
         PyObject *address = PyObject_CallNoArgs(r->part[RULE_KERNEL]);
         void *function = address == NULL ? NULL : PyLong_AsVoidPtr(address);
         Py_XDECREF(address);
-        memcpy(
-            &r->kernel, &function, sizeof function); /* ISO C has no cast from an object pointer */
+        /* ISO C has no cast from an object pointer */
+        memcpy(&r->kernel, &function, sizeof function);
     }
     return r->kernel != NULL;
 }
