@@ -314,10 +314,9 @@ rule_has_few_keys(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIM
 static PyObject *
 rule_by_us(
     struct rule *r, PyObject *const *qkv, const struct pya_dlpack_view views[RULE_TENSORS],
-    PyObject *causal, PyObject *scale) {
-    long long n[RULE_TENSORS][RULE_DIMS];
-    if (r->part[RULE_EMPTY] == Py_None || !rule_sizes(views, n) || !rule_fits(r, n) ||
-        rule_has_few_keys(r, n) || !rule_is_alone(r, qkv)) {
+    const long long n[RULE_TENSORS][RULE_DIMS], PyObject *causal, PyObject *scale) {
+    if (r->part[RULE_EMPTY] == Py_None || !rule_fits(r, n) || rule_has_few_keys(r, n) ||
+        !rule_is_alone(r, qkv)) {
         return NULL;
     }
     for (int i = 0; i < RULE_TENSORS; i++) {
@@ -362,11 +361,12 @@ rule_by_us(
 /* ---- torch's kernel ---- */
 
 static bool
-rule_is_few_of_views(const struct rule *r, const struct pya_dlpack_view views[RULE_TENSORS]) {
-    long long n[RULE_TENSORS][RULE_DIMS];
+rule_is_few_of_views(
+    const struct rule *r, const struct pya_dlpack_view views[RULE_TENSORS],
+    const long long n[RULE_TENSORS][RULE_DIMS]) {
     for (int i = 0; i < RULE_TENSORS; i++) {
         const int64_t *step = views[i].strides;
-        if (!rule_view(&views[i], n[i]) || rule_overlaps(step[2], step[3], n[i][2], n[i][3])) {
+        if (rule_overlaps(step[2], step[3], n[i][2], n[i][3])) {
             return false;
         }
     }
@@ -466,13 +466,17 @@ rule_serve(
     struct pya_dlpack_view views[RULE_TENSORS];
     memset(views, 0, sizeof views);
     const bool has_views = rule_views(r, qkv, views);
+    long long n[RULE_TENSORS][RULE_DIMS];
+    if (has_views && !rule_sizes(views, n)) {
+        return NULL;
+    }
     *info = r->part[RULE_BY_US];
-    PyObject *out = has_views ? rule_by_us(r, qkv, views, causal, scale) : NULL;
+    PyObject *out = has_views ? rule_by_us(r, qkv, views, n, causal, scale) : NULL;
     if (out != NULL || PyErr_Occurred() != NULL || rule_is_turned(causal, scale)) {
         return out;
     }
     *info = r->part[RULE_BY_TORCH];
-    const bool is_few = has_views ? rule_is_few_of_views(r, views) : rule_by_attributes(r, qkv);
+    const bool is_few = has_views ? rule_is_few_of_views(r, views, n) : rule_by_attributes(r, qkv);
     PyErr_Clear();
     return is_few ? rule_by_torch(r, qkv, causal, scale) : NULL;
 }

@@ -316,7 +316,7 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
     calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
     calls.sort(key=lambda blocks: blocks[-1].alloc_event)
     insides = [_without_output(blocks) for blocks in calls]
-    dropped = [*_until_made_again(insides), *_until_reached(calls[-1], analysis)]
+    dropped = [*_until_made_again(insides), *_until_reached(calls[-1], insides[-1], analysis)]
     saved = sum(block.bytes for block in dropped)
     if all(block.free_event is None for blocks in insides for block in blocks):
         # Memory ran out before backward: the largest one would have been made again.
@@ -334,12 +334,12 @@ def _without_output(blocks: list[Block]) -> list[Block]:
     return [block for block in blocks if block is not output]
 
 
-def _until_reached(last: list[Block], analysis: Analysis) -> list[Block]:
+def _until_reached(last: list[Block], inside: list[Block], analysis: Analysis) -> list[Block]:
     """What the last module does not keep until backward has done with everything made after it, such as the logits.
 
     Nothing if there was no more at the peak: then backward makes it again at once.
     """
-    inside, made = _without_output(last), last[-1].alloc_event
+    made = last[-1].alloc_event
     begun = min((b.free_event for b in inside if b.free_event is not None), default=0)
     later = (
         block.free_event

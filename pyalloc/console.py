@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +39,11 @@ def quoted(path: Path | str) -> str:
     if text.isprintable():
         return shlex.quote(text)
     return f"$'{''.join(map(_escaped, text))}'"
+
+
+def joined(words: Iterable[Path | str]) -> str:
+    """Words as one command, each quoted()."""
+    return " ".join(map(quoted, words))
 
 
 def _escaped(char: str) -> str:

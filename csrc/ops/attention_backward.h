@@ -43,7 +43,7 @@ att_rows_load(const struct pya_ops_attention *a, struct att_rows *w, struct att_
 static inline void
 att_write_bias(const struct pya_ops_attention *a, const real *ds, struct att_block x) {
     const struct pya_ops_scores o = a->d_bias;
-    real *p = (real *)o.p + x.b * o.b + x.h * o.h + x.q0 * o.q + x.k0 * o.k;
+    real *p = (real *)o.p + att_first_score(o, x);
     if (!a->d_bias_add && o.k == 1) {
         pack_transpose(p, o.q, ds, ATT_LD, x.nk, x.nq, x.nk);
         return;

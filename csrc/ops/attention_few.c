@@ -39,7 +39,7 @@ few_carve(struct few_scratch *w, struct pya_scratch *s, const struct pya_ops_att
     w->s = scratch_take(s, (size_t)ATT_K * FEW_TOGETHER);
 }
 
-/* A block of a single query, all of whose keys are before k0. */
+/* Query i of the unit, as a block without keys. */
 static inline struct att_block
 few_place(const struct pya_ops_attention *a, struct few_unit u, int i) {
     const ptrdiff_t n_q = (ptrdiff_t)a->n_q;
@@ -56,7 +56,7 @@ few_start(const struct pya_ops_attention *a, struct few_scratch *w, struct few_u
         const real *row = att_row(a->q, x.b, x.h, x.q0);
         for (ptrdiff_t d = 0; d < (ptrdiff_t)a->dim; d += VW) {
             const ptrdiff_t rest = (ptrdiff_t)a->dim - d;
-            const vr q = rest < VW ? v_ld_n(row + d, (int)rest) : v_ld(row + d);
+            const vr q = v_ld_n(row + d, rest < VW ? (int)rest : VW);
             v_st(w->q + i * w->q_row + d, v_mul(q, scale));
         }
         w->top[i] = ATT_LEAST_TOP;
@@ -127,26 +127,25 @@ few_scores(const struct few_scratch *w, int n_r, struct few_keys keys, int n) {
     }
 }
 
-/* Applies bias and masks to a query's scores of n keys from k0 on, and hides what fills up the last vector. */
+/* Applies bias and masks to a query's scores, and hides what fills up the last vector. */
 static void
-few_adjust(
-    const struct pya_ops_attention *a, struct att_block x, real *s, ptrdiff_t k0, ptrdiff_t n) {
+few_adjust(const struct pya_ops_attention *a, struct att_block x, real *s) {
     if (a->bias.p != NULL) {
         const struct pya_ops_scores w = a->bias;
-        const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + k0 * w.k;
-        for (ptrdiff_t k = 0; k < n; k++) {
+        const real *p = (const real *)w.p + att_first_score(w, x);
+        for (int k = 0; k < x.nk; k++) {
             s[k] = r_fma((real)att_log2e, p[k * w.k], s[k]);
         }
     }
     if (a->mask.p != NULL) {
         const struct pya_ops_scores w = a->mask;
-        const uint8_t *p = (const uint8_t *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + k0 * w.k;
-        for (ptrdiff_t k = 0; k < n; k++) {
+        const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
+        for (int k = 0; k < x.nk; k++) {
             s[k] = p[k * w.k] == 0 ? (real)-INFINITY : s[k];
         }
     }
-    const ptrdiff_t seen = a->causal && x.q0 + 1 - k0 < n ? x.q0 + 1 - k0 : n;
-    for (ptrdiff_t k = seen > 0 ? seen : 0; k < pack_round(n, VW); k++) {
+    const ptrdiff_t seen = att_visible(a, x.q0, 1) - x.k0;
+    for (ptrdiff_t k = seen < 0 ? 0 : seen < x.nk ? seen : x.nk; k < pack_round(x.nk, VW); k++) {
         s[k] = (real)-INFINITY;
     }
 }
@@ -182,14 +181,20 @@ few_softmax(struct few_scratch *w, int i, int n, bool is_first) {
     w->top[i] = top;
 }
 
-/* Adds values of n keys to the results of nr queries from r on, nv vectors from d on; the last has `last` numbers.  A single
- * query's sums are two each, since one would wait for itself. */
+/* Results of queries from r on, numbers from d on; the last vector has `last` of them. */
 struct few_tile {
     int r, last;
     ptrdiff_t d;
     bool is_first;
 };
 
+static inline vr
+few_value(struct few_tile t, const real *v, bool is_whole) {
+    return is_whole ? v_ld(v) : v_ld_n(v, t.last);
+}
+
+/* Adds values of n keys to the results of nr queries, nv vectors.  A single query's sums are two each, since one would wait for
+ * itself. */
 static inline __attribute__((always_inline)) void
 few_value_tile(
     const struct few_scratch *w, struct few_tile t, struct few_keys values, int n, const int nr,
@@ -211,7 +216,7 @@ few_value_tile(
         vr x[FEW_NV];
 #pragma GCC unroll 4
         for (int j = 0; j < nv; j++) {
-            x[j] = is_whole || j < nv - 1 ? v_ld(v + j * VW) : v_ld_n(v + j * VW, t.last);
+            x[j] = few_value(t, v + j * VW, is_whole || j < nv - 1);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < nr; i++) {
@@ -226,9 +231,7 @@ few_value_tile(
             v += values.row;
 #pragma GCC unroll 4
             for (int j = 0; j < nv; j++) {
-                const real *from = v + j * VW;
-                odd[j] =
-                    v_fma(each, is_whole || j < nv - 1 ? v_ld(from) : v_ld_n(from, t.last), odd[j]);
+                odd[j] = v_fma(each, few_value(t, v + j * VW, is_whole || j < nv - 1), odd[j]);
             }
         }
     }
@@ -320,7 +323,10 @@ few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few
             att_row(a->v, u.b, u.kv, k0), (ptrdiff_t)a->v.s, (ptrdiff_t)a->dim_v};
         few_scores(w, u.n, keys, n);
         for (int i = 0; i < u.n; i++) {
-            few_adjust(a, few_place(a, u, i), w->s + i * ATT_K, k0, n);
+            struct att_block x = few_place(a, u, i);
+            x.k0 = k0;
+            x.nk = n;
+            few_adjust(a, x, w->s + i * ATT_K);
             few_softmax(w, i, n, k0 == 0);
         }
         few_values(w, u.n, values, n, k0 == 0);

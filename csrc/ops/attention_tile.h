@@ -18,6 +18,18 @@ enum {
 static const double att_log2e = 1.44269504088896341;
 #define ATT_LEAST_TOP ((real)-1e37) /* the largest score where no key was seen */
 
+/* One block of scores: its position, and how much of it exists. */
+struct att_block {
+    ptrdiff_t b, h, q0, k0;
+    int nq, nk;
+};
+
+/* Where the block begins in a bias or mask. */
+static inline ptrdiff_t
+att_first_score(struct pya_ops_scores w, struct att_block x) {
+    return x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
+}
+
 static inline const real *
 att_row(struct pya_ops_heads x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t s) {
     return (const real *)x.p + b * x.b + h * x.h + s * x.s;
@@ -33,12 +45,6 @@ att_tile_size(const struct pya_ops_attention *a) {
     return (size_t)(a->n_k < ATT_K ? a->n_k : ATT_K) * ATT_LD;
 }
 
-/* One block of scores: its position, and how much of it exists. */
-struct att_block {
-    ptrdiff_t b, h, q0, k0;
-    int nq, nk;
-};
-
 /* Where the largest scores of a block of queries are stored; the inverse sums are a->n_q further on. */
 static inline real *
 att_tops(const struct pya_ops_attention *a, struct att_block x) {
@@ -48,14 +54,13 @@ att_tops(const struct pya_ops_attention *a, struct att_block x) {
 /* Number of keys that a block of queries can see. */
 static inline ptrdiff_t
 att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {
-    ptrdiff_t end = (ptrdiff_t)a->n_k;
-    return a->causal && q0 + nq < end ? q0 + nq : end;
+    return a->causal && q0 + nq < (ptrdiff_t)a->n_k ? q0 + nq : (ptrdiff_t)a->n_k;
 }
 
 static inline void
 att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
     const struct pya_ops_scores w = a->bias;
-    const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
+    const real *p = (const real *)w.p + att_first_score(w, x);
     if (w.q == 0) {
         for (int k = 0; k < x.nk; k++) {
             const vr bias = v_set(p[k * w.k]);
@@ -83,15 +88,14 @@ static inline void
 att_prefetch_bias(const struct pya_ops_attention *a, struct att_block x) {
     const struct pya_ops_scores w = a->bias;
     if (w.p != NULL && w.q != 0 && w.k == 1 && x.nk > 0) {
-        const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0;
-        pack_prefetch(p - x.nk, w.q, x.nq, x.nk);
+        pack_prefetch((const real *)w.p + att_first_score(w, x) - x.nk, w.q, x.nq, x.nk);
     }
 }
 
 static inline void
 att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
     const struct pya_ops_scores w = a->mask;
-    const uint8_t *p = (const uint8_t *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
+    const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
     for (int q = 0; q < x.nq; q++) {
         for (int k = 0; k < x.nk; k++) {
             if (p[q * w.q + k * w.k] == 0) {
@@ -112,8 +116,7 @@ att_adjust_scores(const struct pya_ops_attention *a, struct att_block x, real *s
     }
     if (a->causal && x.k0 + x.nk - 1 > x.q0) {
         for (int k = 0; k < x.nk; k++) {
-            ptrdiff_t blind = x.k0 + k - x.q0; /* queries before the key */
-            for (int q = 0; q < x.nq && q < blind; q++) {
+            for (int q = 0; q < x.nq && x.q0 + q < x.k0 + k; q++) {
                 s[k * ATT_LD + q] = (real)-INFINITY;
             }
         }

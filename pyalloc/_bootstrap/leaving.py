@@ -44,28 +44,28 @@ def _wrap() -> None:
 
     def kill(pid: int, number: int, /) -> None:
         try:
-            if pid == os.getpid() and _ends(number):
-                _call_in_time(128 + number)
+            if pid == os.getpid():
+                _before_signal(number)
         finally:
             send(pid, number)
 
     def raise_signal(number: int, /) -> None:
         try:
-            if _ends(number):
-                _call_in_time(128 + number)
+            _before_signal(number)
         finally:
             raise_here(number)
 
     os._exit, os.kill, signal.raise_signal = _exit, kill, raise_signal
 
 
-def _ends(number: int) -> bool:
-    """Does this signal end the process?"""
-    return (
+def _before_signal(number: int) -> None:
+    """The calls, if this signal ends the process."""
+    if (
         number in _REQUESTS
         and signal.getsignal(number) == signal.SIG_DFL
         and number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    )
+    ):
+        _call_in_time(128 + number)
 
 
 def _call_in_time(status: int) -> None:

@@ -161,7 +161,9 @@ def _run(name: str, rest: list[str]) -> int:
         if near:
             hint = f"did you mean {near[0]!r}?"
         elif name.endswith(".py") or shutil.which(name) is not None:
-            program = f"to run a program on pyalloc, type: pyalloc run {' '.join(map(console.quoted, [name, *rest]))}"
+            program = (
+                f"to run a program on pyalloc, type: pyalloc run {console.joined([name, *rest])}"
+            )
             hint = program if name.endswith(".py") else f"{known}; {program}"
         elif os.path.isfile(name):
             hint = f"to see what a recording holds, type: pyalloc report {console.quoted(name)}"

@@ -96,6 +96,6 @@ class Command:
 def _recorded(paths: set[Path]) -> str:
     if not paths:
         return f"recorded: {autorecord.NOTHING}"
-    names = " ".join(map(console.quoted, sorted(paths)))
+    names = console.joined(sorted(paths))
     cut = any(path.suffix == ".part" for path in paths)
     return f"recorded{' (cut off)' if cut else ''}: pyalloc report {names}"

@@ -14,7 +14,7 @@ from pyalloc.ops._composed import is_batched, is_before_dispatch, is_transformed
 
 def is_eager() -> bool:
     """Whether no compiler, tracer, transform or dispatch mode sees calls made now."""
-    if _is_compiling() or tracing_state() is not None or is_transformed():
+    if _is_compiling() or _tracing_state() is not None or is_transformed():
         return False
     return not (is_before_dispatch() or _flops.register_where_modes_are())
 
@@ -40,7 +40,14 @@ def is_plain(args: Sequence[Any]) -> bool:
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
-tracing_state = torch._C._get_tracing_state
+_tracing_state = torch._C._get_tracing_state
+# For C, which is_eager() would take too long for: functions, and what each returns where nothing sees a call.
+QUIET = (
+    (torch._C._are_functorch_transforms_active, False),
+    (_tracing_state, None),
+    (_flops.n_modes, 0),
+    (is_before_dispatch, False),
+)
 
 
 def choose_backward(

@@ -22,14 +22,12 @@ from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import (
     has_gradient,
     has_tangent,
-    is_before_dispatch,
     needs_more_than_once,
 )
-from pyalloc.ops._flops import n_modes
 from pyalloc.ops._library import WORK_OF_A_THREAD, address, threads
 from pyalloc.ops._plans import autocasts, empty_cpu, keep, key_of_call
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
-from pyalloc.ops._vmap import is_eager, tracing_state
+from pyalloc.ops._vmap import QUIET, is_eager
 
 _log = logging.getLogger("pyalloc.ops")
 
@@ -76,13 +74,7 @@ _serve_plain = attention_plain(
         _BY_US,
         partial(_log.debug, _TAKEN, *_BY_US.values()),
         vars(forward_ad),
-        (
-            (_transforms, False),
-            (tracing_state, None),
-            (n_modes, 0),
-            (is_before_dispatch, False),
-            (autocasts, False),
-        ),
+        (*QUIET, (autocasts, False)),
         empty_cpu,
         threads,
         partial(address, "pya_ops_attention_forward"),

@@ -101,7 +101,7 @@ def _end(code: int) -> str:
 
 def _next_command(result: Result) -> str:
     words = [part for part in result.command if part != "--"]
-    program = " ".join(map(console.quoted, words))
+    program = console.joined(words)
     plan = f" --plan {console.quoted(result.plan)}" if result.plan else ""
 
     def again(memory: int, allocator: str) -> str:
