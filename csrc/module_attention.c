@@ -61,8 +61,9 @@ enum rule_part {
 };
 
 struct rule {
-    /* Fewer go to torch's kernel if pyalloc's is not called from here. */
-    long long few_queries, few_keys, few_scores;
+    long long few_queries, few_keys; /* see rule_has_few_keys */
+    /* Less work goes to torch's kernel if pyalloc's is not called from here; what a head and a score take, besides products. */
+    long long little_work, work_of_head, work_of_score;
     long long largest_head;
     long long many_products; /* from so many on, RULE_THREADS is asked */
     PyObject *names[RULE_NAMES];
@@ -150,9 +151,15 @@ rule_asks_gradient(const struct rule *r, PyObject *const *qkv) {
     return false;
 }
 
-/* Empty tensors do not count as few: no kernel has anything to compute. */
+/* Five queries and more that see one key, and ten that see two, are faster in torch's. */
 static bool
-rule_is_few(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
+rule_has_few_keys(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
+    return n[1][2] < r->few_keys && 2 * n[0][2] >= r->few_queries * n[1][2];
+}
+
+/* Is torch's kernel the faster one if autograd sees the call?  Not of empty tensors: no kernel has anything to compute. */
+static bool
+rule_is_little(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
     const long long *q = n[0];
     const long long *k = n[1];
     const long long *v = n[2];
@@ -164,8 +171,9 @@ rule_is_few(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
             return false;
         }
     }
-    const double scores = (double)(q[0] * q[1]) * (double)q[2] * (double)k[2];
-    return q[2] < r->few_queries || k[2] < r->few_keys || scores < (double)r->few_scores;
+    const double score = (double)(q[3] + r->work_of_score);
+    const double head = (double)r->work_of_head + (double)q[2] * (double)k[2] * score;
+    return rule_has_few_keys(r, n) || (double)(q[0] * q[1]) * head < (double)r->little_work;
 }
 
 static bool
@@ -180,7 +188,7 @@ rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
         }
     }
     return rule_has(qkv[0], r->names[RULE_DTYPE], r->part[RULE_FLOAT]) &&
-           rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_few(r, n);
+           rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_little(r, n);
 }
 
 /* Is this a float32 tensor of four dimensions on the CPU, and not empty? */
@@ -304,12 +312,6 @@ rule_empty(const struct rule *r, const struct pya_ops_attention *a) {
         r->part[RULE_FLOAT]);
 }
 
-/* Five queries and more that see one key, and ten that see two, are faster in torch's. */
-static bool
-rule_has_few_keys(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
-    return n[1][2] < r->few_keys && 2 * n[0][2] >= r->few_queries * n[1][2];
-}
-
 /* NULL, with or without an exception: this is not for pyalloc's kernel, or it failed. */
 static PyObject *
 rule_by_us(
@@ -361,7 +363,7 @@ rule_by_us(
 /* ---- torch's kernel ---- */
 
 static bool
-rule_is_few_of_views(
+rule_is_little_of_views(
     const struct rule *r, const struct pya_dlpack_view views[RULE_TENSORS],
     const long long n[RULE_TENSORS][RULE_DIMS]) {
     for (int i = 0; i < RULE_TENSORS; i++) {
@@ -370,7 +372,7 @@ rule_is_few_of_views(
             return false;
         }
     }
-    return rule_is_few(r, n);
+    return rule_is_little(r, n);
 }
 
 /* Torch's kernels scale what causal hides by -inf. */
@@ -476,9 +478,10 @@ rule_serve(
         return out;
     }
     *info = r->part[RULE_BY_TORCH];
-    const bool is_few = has_views ? rule_is_few_of_views(r, views, n) : rule_by_attributes(r, qkv);
+    const bool is_torchs =
+        has_views ? rule_is_little_of_views(r, views, n) : rule_by_attributes(r, qkv);
     PyErr_Clear();
-    return is_few ? rule_by_torch(r, qkv, causal, scale) : NULL;
+    return is_torchs ? rule_by_torch(r, qkv, causal, scale) : NULL;
 }
 
 /* Steals out. */
@@ -565,8 +568,8 @@ core_attention_plain(PyObject *self, PyObject *args) {
         return PyErr_NoMemory();
     }
     if (PyArg_ParseTuple(
-            args, "O(LLLLL)", &parts, &r->few_queries, &r->few_keys, &r->few_scores,
-            &r->largest_head, &r->many_products) &&
+            args, "O(LLLLLLL)", &parts, &r->few_queries, &r->few_keys, &r->little_work,
+            &r->work_of_head, &r->work_of_score, &r->largest_head, &r->many_products) &&
         rule_fill(r, parts)) {
         capsule = PyCapsule_New(r, rule_capsule, rule_destroy);
     }

@@ -1,6 +1,6 @@
 """Where torch's attention kernel is faster than pyalloc's: finds the rule of pyalloc.ops.attention.
 
-``python -m benchmarks.ops.dispatch`` times both kernels on random shapes, forward and forward+backward.  For every
+``python -m benchmarks.ops.dispatch`` times forward and backward of both kernels on random small shapes.  For every
 candidate rule it prints how many shapes would be slower than 0.95x torch, and how many wins of over 1.15x it would
 miss.  Uses one thread and processor time, so that a busy machine does not matter; run it again after kernel changes.
 """
@@ -18,20 +18,22 @@ from torch import Tensor
 
 from benchmarks.helping import HelpFormatter
 from benchmarks.ops.attention import sdpa, sweep_shape
-from benchmarks.ops.measure import both, forward, least_ratio
+from benchmarks.ops.measure import both, least_ratio
 from pyalloc import ops
 from pyalloc.ops import attention as rule
+
+_MOST_PRODUCTS = 3_000_000  # with more there is no question
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One measured shape; the ratios are torch's time over pyalloc's."""
+    """One measured shape; the ratio is torch's time over pyalloc's."""
 
-    scores: int
+    heads: int
     queries: int
     keys: int
-    forward: float
-    both: float
+    dim: int
+    ratio: float
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -40,36 +42,37 @@ def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def measure(rng: random.Random) -> Shape:
     n_b, n_h, n_q, n_k, d = sweep_shape(rng)
+    while n_b * n_h * n_q * n_k * d > _MOST_PRODUCTS:
+        n_b, n_h, n_q, n_k, d = sweep_shape(rng)
     q, grad = torch.randn(2, n_b, n_h, n_q, d)
     k, v = torch.randn(2, n_b, n_h, n_k, d)
-    return Shape(
-        scores=n_b * n_h * n_q * n_k,
-        queries=n_q,
-        keys=n_k,
-        forward=least_ratio(forward(kernel, (q, k, v)), forward(sdpa, (q, k, v))),
-        both=least_ratio(both(kernel, (q, k, v), grad), both(sdpa, (q, k, v), grad)),
-    )
+    ratio = least_ratio(both(kernel, (q, k, v), grad), both(sdpa, (q, k, v), grad))
+    return Shape(n_b * n_h, n_q, n_k, d, ratio)
 
 
-def judge(shapes: list[Shape], scores: int, queries: int, keys: int) -> dict[str, object]:
+def judge(shapes: list[Shape], little: int, head: int, score: int) -> dict[str, object]:
     """Counts the shapes that a rule would make slower, and the wins it would miss."""
-    row: dict[str, object] = {"few_scores": scores, "few_queries": queries, "few_keys": keys}
-    used = rule._FEW_SCORES, rule._FEW_QUERIES, rule._FEW_KEYS
-    for name in ("forward", "both"):
-        ours = [
-            getattr(s, name)
-            for s in shapes
-            if s.scores >= scores and s.queries >= queries and s.keys >= keys
-        ]
-        wins = sum(getattr(s, name) > 1.15 for s in shapes)
-        row[name] = {
-            "is_used": (scores, queries, keys) == used,
-            "kernel": len(ours),
-            "slower_than_0_95": sum(r < 0.95 for r in ours),
-            "slowest": round(min(ours, default=1.0), 3),
-            "wins_given_away": wins - sum(r > 1.15 for r in ours),
-        }
-    return row
+
+    def has_few_keys(s: Shape) -> bool:
+        return s.keys < rule._FEW_KEYS and 2 * s.queries >= rule._FEW_QUERIES * s.keys
+
+    def is_ours(s: Shape) -> bool:
+        work = s.heads * (head + s.queries * s.keys * (s.dim + score))
+        return not has_few_keys(s) and work >= little
+
+    ours = [s.ratio for s in shapes if is_ours(s)]
+    wins = sum(s.ratio > 1.15 for s in shapes)
+    return {
+        "little_work": little,
+        "work_of_head": head,
+        "work_of_score": score,
+        "is_used": (little, head, score)
+        == (rule._LITTLE_WORK, rule._WORK_OF_HEAD, rule._WORK_OF_SCORE),
+        "kernel": len(ours),
+        "slower_than_0_95": sum(r < 0.95 for r in ours),
+        "slowest": round(min(ours, default=1.0), 3),
+        "wins_given_away": wins - sum(r > 1.15 for r in ours),
+    }
 
 
 def main() -> None:
@@ -80,7 +83,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     shapes = [measure(rng) for _ in range(args.shapes)]
-    for candidate in itertools.product((1000, 2000, 4000, 6000, 10000), (4, 8, 10, 16), (1, 3)):
+    candidates = (64_000, 96_000, 112_000, 128_000), (2048, 4096), (16, 32)
+    for candidate in itertools.product(*candidates):
         print(json.dumps(judge(shapes, *candidate)), flush=True)
 
 

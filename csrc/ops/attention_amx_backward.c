@@ -341,7 +341,7 @@ amx_backward_clear_bias(const struct pya_ops_attention *a) {
 
 int
 pya_attention_backward_amx(const struct pya_ops_attention *a) {
-    if (!att_amx_pays_backward(a)) {
+    if (!att_amx_pays(a)) {
         return PYA_FN(pya_attention_backward)(a);
     }
     const ptrdiff_t share = pack_round(att_n_parts(a->n_q, 2 * (ptrdiff_t)a->n_threads), ATT_Q);

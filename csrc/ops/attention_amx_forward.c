@@ -295,7 +295,7 @@ amx_forward_together(const struct pya_ops_attention *a, ptrdiff_t n_blocks) {
 
 int
 pya_attention_forward_amx(const struct pya_ops_attention *a) {
-    if (!att_amx_pays(a, AMX_LEAST_SCORES)) {
+    if (!att_amx_pays(a)) {
         return PYA_FN(pya_attention_forward)(a);
     }
     const ptrdiff_t group = (ptrdiff_t)(a->n_h / a->n_kv);

@@ -2,6 +2,7 @@
  * forward kept.  With P the probabilities, M the dropout factors and delta = sum(dO * O):
  *   dV = (P M)^T dO, dS = P (M dO V^T - delta), dQ = scale dS K, dK = scale dS^T Q, dBias = dS. */
 #include "attention_backward.h"
+#include "attention_few.h"
 
 struct backward_scratch {
     real *qt, *dot; /* [dim][ATT_LD], [dim_v][ATT_LD]: scaled queries and dO in lanes */
@@ -187,5 +188,10 @@ backward_run(const struct pya_ops_attention *a, struct att_plan plan) {
 
 int
 PYA_FN(pya_attention_backward)(const struct pya_ops_attention *a) {
+#ifndef PYA_ISA_scalar /* where a lane is one query, none is idle */
+    if (att_is_few(a)) {
+        return PYA_FN(pya_attention_few_backward)(a);
+    }
+#endif
     return att_divide(a, ATT_Q, backward_run);
 }

@@ -15,27 +15,30 @@ att_rows_carve(struct att_rows *w, struct pya_scratch *s) {
     w->delta = scratch_take(s, ATT_Q);
 }
 
+/* Number i, of the block's first query. */
+static inline void
+att_row_load(const struct pya_ops_attention *a, struct att_rows *w, int i, struct att_block x) {
+    const real *o = att_row(a->out, x.b, x.h, x.q0);
+    const real *g = att_row(a->grad, x.b, x.h, x.q0);
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (ptrdiff_t j = 0; j < a->dim_v; j++) {
+        sum += (double)o[j] * (double)g[j];
+    }
+    w->delta[i] = (real)sum;
+    w->top[i] = att_tops(a, x)[0];
+    w->inverse[i] = att_tops(a, x)[a->n_q];
+}
+
 static inline void
 att_rows_load(const struct pya_ops_attention *a, struct att_rows *w, struct att_block x) {
-    const real *top = att_tops(a, x);
-    const real *inverse = top + a->n_q;
-    for (int i = 0; i < ATT_Q; i++) {
+    for (int i = 0; i < x.nq; i++, x.q0++) {
+        att_row_load(a, w, i, x);
+    }
+    for (int i = x.nq; i < ATT_Q; i++) {
         w->delta[i] = 0;
         w->top[i] = (real)INFINITY; /* missing query: P = 0 */
         w->inverse[i] = 0;
-        if (i >= x.nq) {
-            continue;
-        }
-        const real *o = att_row(a->out, x.b, x.h, x.q0 + i);
-        const real *g = att_row(a->grad, x.b, x.h, x.q0 + i);
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (ptrdiff_t j = 0; j < a->dim_v; j++) {
-            sum += (double)o[j] * (double)g[j];
-        }
-        w->delta[i] = (real)sum;
-        w->top[i] = top[i];
-        w->inverse[i] = inverse[i];
     }
 }
 

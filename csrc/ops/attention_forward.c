@@ -170,7 +170,7 @@ int
 PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
 #ifndef PYA_ISA_scalar /* where a lane is one query, none is idle */
     if (att_is_few(a)) {
-        return PYA_FN(pya_attention_few)(a);
+        return PYA_FN(pya_attention_few_forward)(a);
     }
 #endif
     const int together = forward_together(a);

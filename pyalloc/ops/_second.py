@@ -49,7 +49,7 @@ def offer(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         node.next_functions[0][0].register_prehook(lambda grads: before(grads[0]))
         return
     # register_hook() in its parts, without the handle nobody needs: 4 microseconds where it takes 10
-    # (csrc/module_attention.c does the same for few scores)
+    # (csrc/module_attention.c does the same for little to do)
     out._backward_hooks = {-1: before}
     node._register_hook_dict(out)
     out._backward_hooks = None  # the node has it now; the user's own hooks start afresh

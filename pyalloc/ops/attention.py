@@ -31,11 +31,15 @@ from pyalloc.ops._vmap import QUIET, is_eager
 
 _log = logging.getLogger("pyalloc.ops")
 
-# With fewer than these torch's kernel is the faster one if autograd or anything else sees the call: a node in Python
-# costs more than one in C++. Found by `python -m benchmarks.ops.dispatch`.
+# With fewer keys, and five times as many queries, torch's kernel is the faster one.
 _FEW_QUERIES = 10
 _FEW_KEYS = 3
-_FEW_SCORES = 6000  # batch * heads * queries * keys
+# With less work too, if autograd or anything else sees the call: a node in Python costs more than one in C++. Work is
+# batch * heads * (_WORK_OF_HEAD + queries * keys * (head size + _WORK_OF_SCORE)). Found by
+# `python -m benchmarks.ops.dispatch`.
+_LITTLE_WORK = 112_000
+_WORK_OF_HEAD = 4096
+_WORK_OF_SCORE = 32
 
 # On CUDA the kernels for tensor cores take what is worth their call, and of wide heads what fills a card: by the sweep
 # on an H100 (docs/card.md) SDPA is the faster one elsewhere. (A call then cost 30 us more than torch's.)
@@ -51,7 +55,7 @@ _TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is th
 _PATHS = ("auto", "kernel")
 _NUMBERS = (float, int, type(None))
 _TAKEN = "scaled_attention: %s (%s)"
-_BY_TORCH = {"path": "sdpa", "reason": "few queries, keys or scores"}
+_BY_TORCH = {"path": "sdpa", "reason": "few keys, or little to do"}
 _BY_US = {"path": "kernel", "reason": "pyalloc's kernel"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
@@ -79,7 +83,15 @@ _serve_plain = attention_plain(
         threads,
         partial(address, "pya_ops_attention_forward"),
     ),
-    (_FEW_QUERIES, _FEW_KEYS, _FEW_SCORES, _LARGEST_HEAD, 2 * WORK_OF_A_THREAD),
+    (
+        _FEW_QUERIES,
+        _FEW_KEYS,
+        _LITTLE_WORK,
+        _WORK_OF_HEAD,
+        _WORK_OF_SCORE,
+        _LARGEST_HEAD,
+        2 * WORK_OF_A_THREAD,
+    ),
 )
 
 
@@ -154,12 +166,12 @@ def scaled_attention(
 
     torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if pyalloc's
     kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x) or there
-    is little to do; and float32 on the CPU with few queries, keys or scores, if gradients are wanted or a
+    is little to do; and float32 on the CPU with few keys or little to do, if gradients are wanted or a
     transform, tracer or mode sees the call; all without bias, mask and dropout. (On CUDA their gradients are
     repeatable only under torch.use_deterministic_algorithms.) If a backward through them is to be differentiated
     (create_graph), pyalloc's kernel recomputes its gradients, since torch's are differentiable only once. Second
     derivatives, and forward-mode ones, are plain torch and keep the scores. The path taken is logged to
-    "pyalloc.ops" at debug level, unless it is torch's for few scores.
+    "pyalloc.ops" at debug level, unless it is torch's for little to do.
 
     Raises:
         OpError: shapes, dtypes or devices do not fit together, head sizes are over 256, or dropout is
@@ -458,7 +470,7 @@ def _is_worth_a_launch(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_serve_plain)."""
+    """Whether these are windows of a sequence, as of unfold(); C finds those with little to do (_serve_plain)."""
     row, lane = x.stride()[2:]
     is_window = holds(lane == 1) and holds(row > 0) and holds(row < x.shape[3])
     return is_window and not holds(x.shape[2] <= 1)

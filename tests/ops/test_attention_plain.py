@@ -167,9 +167,8 @@ def test_threads():
     parts = torch.Tensor, torch.nn.Parameter, torch.float32, vars(torch.compiler), *modes
     kernel = partial(_library.address, "pya_ops_attention_forward")
     kinds = None, None, {}, {}, {}, bool, {"_current_level": -1}, ()
-    serve = attention_plain(
-        (*parts, *kinds, _plans.empty_cpu, threads, kernel), (1, 1, 1, 256, 100_000)
-    )
+    limits = 1, 1, 1, 1, 1, 256, 100_000
+    serve = attention_plain((*parts, *kinds, _plans.empty_cpu, threads, kernel), limits)
     options = None, None, False, None, 0.0, "auto", False
     large, small = problem(1, 2, 2, 6, 131, 64, 32), problem(1, 2, 2, 6, 130, 64, 32)
     found = [serve(*large, *options) for _ in range(3)]

@@ -36,7 +36,7 @@ def second_order(function, inputs, grad, weights):
     ("dtype", "bar"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True, "scale": 0.3}], ids=str)
-@pytest.mark.parametrize("shape", [(2, 4, 4, 20, 30, 8, 8), (1, 4, 2, 5, 9, 8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4, 4, 10, 30, 8, 8), (1, 4, 2, 5, 9, 8, 8)], ids=str)
 def test_second_derivatives_where_torchs_kernel_serves(shape, options, dtype, bar):
     """Torch's kernel has none: create_graph makes pyalloc's compute the gradients again."""
     inputs = [x.to(dtype) for x in problem(*shape)]

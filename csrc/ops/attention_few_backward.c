@@ -1,0 +1,258 @@
+/* Scaled dot-product attention, backward, for few queries; the formulas are those of attention_backward.c. */
+#include "attention_backward.h"
+#include "attention_few.h"
+#include "attention_few_tile.h"
+
+enum { FEW_KEYS = 4 }; /* keys of a register tile of their gradients */
+
+struct few_scratch {
+    struct few_rows q;    /* scaled by scale / log 2 */
+    struct few_rows grad; /* dO */
+    struct few_rows dq;   /* not yet scaled */
+    real *p, *ds;         /* [FEW_TOGETHER][ATT_K]: scores, then P; dO V^T, then dS */
+    struct att_rows rows;
+};
+
+static void
+few_carve(struct few_scratch *w, struct pya_scratch *s, const struct pya_ops_attention *a) {
+    few_rows_carve(&w->q, s, a->dim);
+    few_rows_carve(&w->grad, s, a->dim_v);
+    few_rows_carve(&w->dq, s, a->dim);
+    w->p = scratch_take(s, (size_t)ATT_K * FEW_TOGETHER);
+    w->ds = scratch_take(s, (size_t)ATT_K * FEW_TOGETHER);
+    att_rows_carve(&w->rows, s);
+}
+
+static void
+few_start(const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u) {
+    few_load(a, u, a->q, (ptrdiff_t)a->dim, a->scale * att_log2e, w->q);
+    few_load(a, u, a->grad, (ptrdiff_t)a->dim_v, 1, w->grad);
+    for (int i = 0; i < u.n; i++) {
+        att_row_load(a, &w->rows, i, few_place(a, u, i));
+    }
+}
+
+/* Turns scores of query i into P, and products of its dO with values into dS. */
+static void
+few_probabilities(struct few_scratch *w, int i, int n) {
+    const vr top = v_set(w->rows.top[i]);
+    const vr inverse = v_set(w->rows.inverse[i]);
+    const vr delta = v_set(w->rows.delta[i]);
+    for (int k = 0; k < n; k += VW) {
+        real *p = w->p + i * ATT_K + k;
+        real *ds = w->ds + i * ATT_K + k;
+        const vr each = v_mul(v_exp2(v_sub(v_ld(p), top)), inverse);
+        v_st(p, each);
+        v_st(ds, v_mul(each, v_sub(v_ld(ds), delta)));
+    }
+}
+
+static void
+few_write_bias(const struct pya_ops_attention *a, const real *ds, struct att_block x) {
+    const struct pya_ops_scores o = a->d_bias;
+    real *p = (real *)o.p + att_first_score(o, x);
+    if (!a->d_bias_add && o.k == 1) {
+        memcpy(p, ds, (size_t)x.nk * sizeof(real));
+        return;
+    }
+    for (int k = 0; k < x.nk; k++) {
+        p[k * o.k] += ds[k];
+    }
+}
+
+/* Gradients of keys or of values: where those of the block's first key are, and what they are of. */
+struct few_sums {
+    struct pya_ops_heads to;
+    const real *s;         /* weights of the queries, [n_r][ATT_K] */
+    struct few_rows terms; /* what they weigh */
+    ptrdiff_t dim;
+    real scale;
+    int n_r;
+    bool add; /* to what an earlier unit wrote */
+};
+
+static inline __attribute__((always_inline)) void
+few_sum_tile(const struct few_sums *x, real *to, int k, ptrdiff_t d, const int nk, const int nv) {
+    vr acc[FEW_KEYS][FEW_NV];
+#pragma GCC unroll 4
+    for (int j = 0; j < nk; j++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) {
+            acc[j][v] = v_set(0);
+        }
+    }
+    for (int i = 0; i < x->n_r; i++) {
+        const real *term = x->terms.p + i * x->terms.row + d;
+#pragma GCC unroll 4
+        for (int j = 0; j < nk; j++) {
+            const vr weight = v_set(x->s[i * ATT_K + k + j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) {
+                acc[j][v] = v_fma(weight, v_ld(term + v * VW), acc[j][v]);
+            }
+        }
+    }
+    const vr scale = v_set(x->scale);
+#pragma GCC unroll 4
+    for (int j = 0; j < nk; j++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) {
+            const ptrdiff_t at = d + v * VW;
+            const int n = x->dim - at < VW ? (int)(x->dim - at) : VW;
+            real *dst = to + (k + j) * x->to.s + at;
+            const vr before = x->add ? v_ld_n(dst, n) : v_set(0);
+            v_st_n(dst, v_fma(acc[j][v], scale, before), n);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void
+few_sum_vectors(const struct few_sums *x, real *to, int n, ptrdiff_t d, const int nv) {
+    int k = 0;
+    for (; k + FEW_KEYS <= n; k += FEW_KEYS) {
+        few_sum_tile(x, to, k, d, FEW_KEYS, nv);
+    }
+    for (; k < n; k++) {
+        few_sum_tile(x, to, k, d, 1, nv);
+    }
+}
+
+/* Of n keys. */
+static void
+few_sum(const struct few_sums *x, real *to, int n) {
+    ptrdiff_t d = 0;
+    for (; d + (FEW_NV - 1) * VW < x->dim; d += FEW_NV * VW) {
+        few_sum_vectors(x, to, n, d, FEW_NV);
+    }
+    for (; d < x->dim; d += VW) {
+        few_sum_vectors(x, to, n, d, 1);
+    }
+}
+
+static void
+few_zeros(struct pya_ops_heads x, struct few_unit u, ptrdiff_t k, ptrdiff_t end, ptrdiff_t dim) {
+    for (; x.p != NULL && k < end; k++) {
+        memset(att_row_out(x, u.b, u.kv, k), 0, (size_t)dim * sizeof(real));
+    }
+}
+
+static void
+few_block(
+    const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u,
+    const struct att_range *r, ptrdiff_t k0, int n) {
+    const struct few_keys keys = {
+        att_row(a->k, u.b, u.kv, k0), (ptrdiff_t)a->k.s, (ptrdiff_t)a->dim};
+    const struct few_keys values = {
+        att_row(a->v, u.b, u.kv, k0), (ptrdiff_t)a->v.s, (ptrdiff_t)a->dim_v};
+    few_scores(w->q, w->p, u.n, keys, n);
+    few_scores(w->grad, w->ds, u.n, values, n);
+    for (int i = 0; i < u.n; i++) {
+        struct att_block x = few_place(a, u, i);
+        x.k0 = k0;
+        x.nk = n;
+        few_adjust(a, x, w->p + i * ATT_K);
+        few_probabilities(w, i, n);
+        if (r->want_q && a->d_bias.p != NULL) {
+            few_write_bias(a, w->ds + i * ATT_K, x);
+        }
+    }
+    if (r->want_q && a->d_q.p != NULL) {
+        few_values(w->ds, w->dq, u.n, keys, n, k0 == r->k0);
+    }
+    const bool add = u.r0 > 0;
+    if (r->want_kv && a->d_v.p != NULL) {
+        const struct few_sums x = {a->d_v, w->p, w->grad, (ptrdiff_t)a->dim_v, 1, u.n, add};
+        few_sum(&x, att_row_out(a->d_v, u.b, u.kv, k0), n);
+    }
+    if (r->want_kv && a->d_k.p != NULL) {
+        const real log2 = (real)(1 / att_log2e);
+        const struct few_sums x = {a->d_k, w->ds, w->q, (ptrdiff_t)a->dim, log2, u.n, add};
+        few_sum(&x, att_row_out(a->d_k, u.b, u.kv, k0), n);
+    }
+}
+
+static void
+few_write_queries(const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u) {
+    for (int i = 0; i < u.n; i++) {
+        const struct att_block x = few_place(a, u, i);
+        real *row = att_row_out(a->d_q, x.b, x.h, x.q0);
+        for (ptrdiff_t d = 0; d < (ptrdiff_t)a->dim; d += VW) {
+            const ptrdiff_t rest = (ptrdiff_t)a->dim - d;
+            const vr dq = v_mul(v_ld(w->dq.p + i * w->dq.row + d), v_set((real)a->scale));
+            v_st_n(row + d, dq, rest < VW ? (int)rest : VW);
+        }
+    }
+}
+
+/* The queries of a key head that pass over its keys together. */
+static void
+few_queries(
+    const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u,
+    const struct att_range *r) {
+    const ptrdiff_t visible = few_visible(a, u);
+    const ptrdiff_t end = r->k1 < visible ? r->k1 : visible;
+    few_start(a, w, u);
+    for (ptrdiff_t k0 = r->k0; k0 < end; k0 += ATT_K) {
+        few_block(a, w, u, r, k0, (int)(end - k0 < ATT_K ? end - k0 : ATT_K));
+    }
+    if (r->want_kv && u.r0 == 0) { /* what no query sees, or only one of those to come */
+        const ptrdiff_t unseen = end > r->k0 ? end : r->k0;
+        few_zeros(a->d_k, u, unseen, r->k1, (ptrdiff_t)a->dim);
+        few_zeros(a->d_v, u, unseen, r->k1, (ptrdiff_t)a->dim_v);
+    }
+    if (r->want_q && a->d_q.p != NULL) {
+        few_write_queries(a, w, u);
+    }
+}
+
+static void
+few_range(const struct pya_ops_attention *a, struct few_scratch *w, const struct att_range *r) {
+    const ptrdiff_t n_rows = (ptrdiff_t)(a->n_q * (a->n_h / a->n_kv));
+    for (ptrdiff_t b = r->b0; b < r->b1; b++) {
+        for (ptrdiff_t kv = r->kv0; kv < r->kv1; kv++) {
+            for (ptrdiff_t r0 = 0; r0 < n_rows; r0 += FEW_TOGETHER) {
+                const ptrdiff_t n = n_rows - r0 < FEW_TOGETHER ? n_rows - r0 : FEW_TOGETHER;
+                few_queries(a, w, (struct few_unit){b, kv, r0, (int)n}, r);
+            }
+        }
+    }
+}
+
+/* Every n_parts-th range from `part` on. */
+static int
+few_share(const struct pya_ops_attention *a, struct att_plan plan, int part, int n_parts) {
+    struct few_scratch w;
+    struct pya_scratch s = {NULL, 0};
+    few_carve(&w, &s, a);
+    struct pya_scratch_local local;
+    scratch_begin(&s, &local);
+    const bool failed = s.base == NULL;
+    if (!failed) {
+        few_carve(&w, &s, a);
+        for (ptrdiff_t u = part; u < att_n_units(a, plan); u += n_parts) {
+            const struct att_range r = att_unit(a, plan, u);
+            few_range(a, &w, &r);
+        }
+    }
+    scratch_end(&s, &local);
+    return failed;
+}
+
+static int
+few_run(const struct pya_ops_attention *a, struct att_plan plan) {
+    int failed = 0;
+    if (a->n_threads == 1) { /* a parallel region takes as long as the smallest calls */
+        failed = few_share(a, plan, 0, 1);
+    } else {
+#pragma omp parallel for num_threads(a->n_threads) schedule(static, 1) reduction(| : failed)
+        for (int i = 0; i < a->n_threads; i++) {
+            failed |= few_share(a, plan, i, a->n_threads);
+        }
+    }
+    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+}
+
+int
+PYA_FN(pya_attention_few_backward)(const struct pya_ops_attention *a) {
+    return att_divide(a, (ptrdiff_t)a->n_q, few_run);
+}
