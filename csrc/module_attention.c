@@ -1,14 +1,12 @@
 /* Serves the plain calls of scaled attention: by pyalloc's kernel if nothing but the call itself asks for the result, else by
  * torch's where that is the faster one.  Such a call may take microseconds, and each step in Python, as reading three shapes, a
  * good part of one.  Here shapes are read through DLPack's table of C functions, if torch has it, else by attributes. */
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "module.h"
-#include "module_dlpack.h"
-#include "ops/ops.h"
+#include "module_views.h"
 
 static const char rule_capsule[] = "pyalloc.attention_plain";
 
@@ -73,7 +71,15 @@ struct rule {
     int (*kernel)(const struct pya_ops_attention *); /* NULL: not yet asked for */
 };
 
-enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
+enum { RULE_DIMS = VIEW_DIMS, RULE_TENSORS = 3, RULE_BIAS = RULE_TENSORS, RULE_MASK, RULE_ALL };
+
+/* The arguments of a call. */
+struct rule_args {
+    PyObject *const *tensors; /* queries, keys, values, bias and mask; the last two may be None */
+    PyObject *causal, *scale; /* a bool, None or a float */
+    struct pya_dlpack_view views[RULE_ALL];
+    long long n[RULE_TENSORS][RULE_DIMS]; /* of the views */
+};
 
 static void
 rule_free(struct rule *r) {
@@ -139,12 +145,13 @@ rule_says(PyObject *function, PyObject *wanted) {
 }
 
 static bool
-rule_asks_gradient(const struct rule *r, PyObject *const *qkv) {
+rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
     if (!rule_says(r->part[RULE_GRAD_MODE], Py_True)) {
         return false;
     }
-    for (int i = 0; i < RULE_TENSORS; i++) {
-        if (rule_has(qkv[i], r->names[RULE_REQUIRES_GRAD], Py_True)) {
+    for (int i = 0; i < RULE_MASK; i++) {
+        PyObject *x = c->tensors[i];
+        if (x != Py_None && rule_has(x, r->names[RULE_REQUIRES_GRAD], Py_True)) {
             return true;
         }
     }
@@ -191,29 +198,17 @@ rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
            rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_little(r, n);
 }
 
-/* Is this a float32 tensor of four dimensions on the CPU, and not empty? */
-static bool
-rule_view(const struct pya_dlpack_view *view, long long n[RULE_DIMS]) {
-    if (view->n_dims != RULE_DIMS || view->device_kind != PYA_DLPACK_CPU ||
-        view->dtype_kind != PYA_DLPACK_FLOAT || view->dtype_bits != 32) {
-        return false;
-    }
-    for (int i = 0; i < RULE_DIMS; i++) {
-        n[i] = view->shape[i];
-        if (n[i] <= 0 || n[i] >= INT_MAX) {
-            return false;
-        }
-    }
-    return view->strides != NULL;
-}
-
 /* False: ask the attributes instead.  What a transform of torch.func wraps has no view. */
 static bool
-rule_views(const struct rule *r, PyObject *const *qkv, struct pya_dlpack_view views[RULE_TENSORS]) {
-    for (int i = 0; r->api != NULL && i < RULE_TENSORS; i++) {
-        PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
+rule_views(const struct rule *r, struct rule_args *c) {
+    for (int i = 0; r->api != NULL && i < RULE_ALL; i++) {
+        PyObject *x = c->tensors[i];
+        PyObject *type = (PyObject *)Py_TYPE(x);
         const bool is_plain = type == r->part[RULE_TENSOR] || type == r->part[RULE_PARAMETER];
-        if (!is_plain || r->api->view(qkv[i], &views[i]) != 0) {
+        if (i >= RULE_TENSORS && x == Py_None) {
+            continue;
+        }
+        if (!is_plain || r->api->view(x, &c->views[i]) != 0) {
             PyErr_Clear();
             return false;
         }
@@ -222,9 +217,9 @@ rule_views(const struct rule *r, PyObject *const *qkv, struct pya_dlpack_view vi
 }
 
 static bool
-rule_sizes(const struct pya_dlpack_view views[RULE_TENSORS], long long n[RULE_TENSORS][RULE_DIMS]) {
+rule_sizes(struct rule_args *c) {
     for (int i = 0; i < RULE_TENSORS; i++) {
-        if (!rule_view(&views[i], n[i])) {
+        if (!view_sizes(&c->views[i], c->n[i])) {
             return false;
         }
     }
@@ -235,10 +230,10 @@ rule_sizes(const struct pya_dlpack_view views[RULE_TENSORS], long long n[RULE_TE
 
 /* Does nothing but the call see its result: no gradient, tangent, transform, trace, mode or cast? */
 static bool
-rule_is_alone(const struct rule *r, PyObject *const *qkv) {
+rule_is_alone(const struct rule *r, const struct rule_args *c) {
     PyObject *quiet = r->part[RULE_QUIET];
     PyObject *level = PyDict_GetItem(r->part[RULE_DUAL], r->names[RULE_LEVEL]);
-    bool is_alone = level != NULL && PyLong_AsLong(level) == -1 && !rule_asks_gradient(r, qkv);
+    bool is_alone = level != NULL && PyLong_AsLong(level) == -1 && !rule_asks_gradient(r, c);
     for (Py_ssize_t i = 0; is_alone && i < PyTuple_Size(quiet); i++) {
         PyObject *pair = PyTuple_GetItem(quiet, i);
         is_alone = rule_says(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
@@ -246,12 +241,9 @@ rule_is_alone(const struct rule *r, PyObject *const *qkv) {
     return is_alone;
 }
 
-/* Do the kernels read it as it lies? */
+/* Are its numbers those in memory? */
 static bool
-rule_reads(const struct rule *r, PyObject *tensor, const struct pya_dlpack_view *view) {
-    if (view->strides[3] != 1 && view->shape[3] != 1) {
-        return false;
-    }
+rule_is_resolved(const struct rule *r, PyObject *tensor) {
     PyObject *is_neg = PyObject_CallMethodObjArgs(tensor, r->names[RULE_IS_NEG], NULL);
     Py_XDECREF(is_neg);
     return is_neg == Py_False;
@@ -267,11 +259,28 @@ rule_fits(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
            v[1] == k[1] && v[2] == k[2] && v[3] <= r->largest_head;
 }
 
-static struct pya_ops_heads
-rule_heads(const struct pya_dlpack_view *view) {
-    return (struct pya_ops_heads){
-        (char *)view->data + view->byte_offset, view->strides[0], view->strides[1],
-        view->strides[2]};
+/* Do the kernels read all tensors as they lie?  Sets what they read. */
+static bool
+rule_reads(const struct rule *r, const struct rule_args *c, struct pya_ops_attention *a) {
+    struct pya_ops_heads *const heads[RULE_TENSORS] = {&a->q, &a->k, &a->v};
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        const struct pya_dlpack_view *view = &c->views[i];
+        const bool is_dense = view->strides[3] == 1 || view->shape[3] == 1;
+        if (!is_dense || !rule_is_resolved(r, c->tensors[i])) {
+            return false;
+        }
+        *heads[i] = view_heads(view);
+    }
+    const long long scores[RULE_DIMS] = {a->n_b, a->n_h, a->n_q, a->n_k};
+    PyObject *bias = c->tensors[RULE_BIAS];
+    if (bias != Py_None &&
+        !(view_is_on_cpu(&c->views[RULE_BIAS], PYA_DLPACK_FLOAT, 32) &&
+          view_scores(&c->views[RULE_BIAS], scores, &a->bias) && rule_is_resolved(r, bias))) {
+        return false;
+    }
+    return c->tensors[RULE_MASK] == Py_None ||
+           (view_is_on_cpu(&c->views[RULE_MASK], PYA_DLPACK_BOOL, 8) &&
+            view_scores(&c->views[RULE_MASK], scores, &a->mask));
 }
 
 /* False with an exception set. */
@@ -314,40 +323,32 @@ rule_empty(const struct rule *r, const struct pya_ops_attention *a) {
 
 /* NULL, with or without an exception: this is not for pyalloc's kernel, or it failed. */
 static PyObject *
-rule_by_us(
-    struct rule *r, PyObject *const *qkv, const struct pya_dlpack_view views[RULE_TENSORS],
-    const long long n[RULE_TENSORS][RULE_DIMS], PyObject *causal, PyObject *scale) {
-    if (r->part[RULE_EMPTY] == Py_None || !rule_fits(r, n) || rule_has_few_keys(r, n) ||
-        !rule_is_alone(r, qkv)) {
-        return NULL;
-    }
-    for (int i = 0; i < RULE_TENSORS; i++) {
-        if (!rule_reads(r, qkv[i], &views[i])) {
-            return NULL;
-        }
-    }
+rule_by_us(struct rule *r, const struct rule_args *c) {
+    const long long *q = c->n[0];
+    const long long *k = c->n[1];
     struct pya_ops_attention a = {
-        .n_b = n[0][0],
-        .n_h = n[0][1],
-        .n_kv = n[1][1],
-        .n_q = n[0][2],
-        .n_k = n[1][2],
-        .dim = n[0][3],
-        .dim_v = n[2][3],
-        .q = rule_heads(&views[0]),
-        .k = rule_heads(&views[1]),
-        .v = rule_heads(&views[2]),
-        .scale = scale == Py_None ? 1 / sqrt((double)n[0][3]) : PyFloat_AsDouble(scale),
-        .causal = causal == Py_True,
+        .n_b = q[0],
+        .n_h = q[1],
+        .n_kv = k[1],
+        .n_q = q[2],
+        .n_k = k[2],
+        .dim = q[3],
+        .dim_v = c->n[2][3],
+        .scale = c->scale == Py_None ? 1 / sqrt((double)q[3]) : PyFloat_AsDouble(c->scale),
+        .causal = c->causal == Py_True,
         .dtype = PYA_OPS_F32,
     };
+    if (r->part[RULE_EMPTY] == Py_None || !rule_fits(r, c->n) || !rule_is_alone(r, c) ||
+        !rule_reads(r, c, &a)) {
+        return NULL;
+    }
     struct pya_dlpack_view view = {0};
     PyObject *out = rule_load(r) && rule_threads(r, &a) ? rule_empty(r, &a) : NULL;
     if (out == NULL || r->api->view(out, &view) != 0) {
         Py_XDECREF(out);
         return NULL;
     }
-    a.out = rule_heads(&view);
+    a.out = view_heads(&view);
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = r->kernel(&a);
@@ -363,57 +364,36 @@ rule_by_us(
 /* ---- torch's kernel ---- */
 
 static bool
-rule_is_little_of_views(
-    const struct rule *r, const struct pya_dlpack_view views[RULE_TENSORS],
-    const long long n[RULE_TENSORS][RULE_DIMS]) {
+rule_is_little_of_views(const struct rule *r, const struct rule_args *c) {
     for (int i = 0; i < RULE_TENSORS; i++) {
-        const int64_t *step = views[i].strides;
-        if (rule_overlaps(step[2], step[3], n[i][2], n[i][3])) {
+        const int64_t *step = c->views[i].strides;
+        if (rule_overlaps(step[2], step[3], c->n[i][2], c->n[i][3])) {
             return false;
         }
     }
-    return rule_is_little(r, n);
+    return rule_is_little(r, c->n);
 }
 
-/* Torch's kernels scale what causal hides by -inf. */
+/* Does it serve neither of these, nor, since it scales what causal hides by -inf, such a scale? */
 static bool
-rule_is_turned(PyObject *causal, PyObject *scale) {
-    return causal == Py_True && scale != Py_None && !(PyFloat_AsDouble(scale) > 0);
-}
-
-/* Without options that only the general way has: see scaled_attention(). */
-static bool
-rule_is_bare(PyObject *const *options) {
-    PyObject *bias = options[0];
-    PyObject *mask = options[1];
-    PyObject *causal = options[2];
-    PyObject *scale = options[3];
-    PyObject *dropout = options[4];
-    PyObject *path = options[5];
-    if (bias != Py_None || mask != Py_None || (causal != Py_False && causal != Py_True) ||
-        (scale != Py_None && !PyFloat_Check(scale))) {
-        return false;
-    }
-    const bool is_number = PyFloat_Check(dropout) || PyLong_Check(dropout);
-    return is_number && PyFloat_AsDouble(dropout) == 0 && PyUnicode_Check(path) &&
-           PyUnicode_CompareWithASCIIString(path, "auto") == 0;
-}
-
-static bool
-rule_is_compiled(const struct rule *r) {
-    return PyDict_GetItem(r->part[RULE_COMPILER], r->names[RULE_FLAG]) != Py_False;
+rule_is_refused(const struct rule_args *c) {
+    const bool is_turned =
+        c->causal == Py_True && c->scale != Py_None && !(PyFloat_AsDouble(c->scale) > 0);
+    return c->tensors[RULE_BIAS] != Py_None || c->tensors[RULE_MASK] != Py_None || is_turned;
 }
 
 static PyObject *
-rule_compute(const struct rule *r, PyObject *const *qkv, PyObject *causal, PyObject *scale) {
+rule_compute(const struct rule *r, const struct rule_args *c) {
     PyObject *sdpa = r->part[RULE_SDPA];
-    if (scale == Py_None && causal == Py_False) {
+    PyObject *const *qkv = c->tensors;
+    if (c->scale == Py_None && c->causal == Py_False) {
         return PyObject_CallFunctionObjArgs(sdpa, qkv[0], qkv[1], qkv[2], NULL);
     }
-    PyObject *args = Py_BuildValue("OOOOdO", qkv[0], qkv[1], qkv[2], Py_None, 0.0, causal);
+    PyObject *args = Py_BuildValue("OOOOdO", qkv[0], qkv[1], qkv[2], Py_None, 0.0, c->causal);
     PyObject *named = PyDict_New();
     PyObject *out = NULL;
-    if (args != NULL && named != NULL && PyDict_SetItem(named, r->names[RULE_SCALE], scale) == 0) {
+    if (args != NULL && named != NULL &&
+        PyDict_SetItem(named, r->names[RULE_SCALE], c->scale) == 0) {
         out = PyObject_Call(sdpa, args, named);
     }
     Py_XDECREF(args);
@@ -449,10 +429,10 @@ rule_offer(const struct rule *r, PyObject *out, PyObject *const *qkv) {
 }
 
 static PyObject *
-rule_by_torch(const struct rule *r, PyObject *const *qkv, PyObject *causal, PyObject *scale) {
-    PyObject *out = rule_compute(r, qkv, causal, scale);
+rule_by_torch(const struct rule *r, const struct rule_args *c) {
+    PyObject *out = rule_compute(r, c);
     PyObject *asks = out == NULL ? NULL : PyObject_GetAttr(out, r->names[RULE_REQUIRES_GRAD]);
-    if (out != NULL && (asks == NULL || (asks == Py_True && !rule_offer(r, out, qkv)))) {
+    if (out != NULL && (asks == NULL || (asks == Py_True && !rule_offer(r, out, c->tensors)))) {
         Py_CLEAR(out);
     }
     Py_XDECREF(asks);
@@ -461,27 +441,44 @@ rule_by_torch(const struct rule *r, PyObject *const *qkv, PyObject *causal, PyOb
 
 /* ---- the call ---- */
 
+/* Is it without options that only the general way has?  See scaled_attention(). */
+static bool
+rule_is_plain(const struct rule_args *c, PyObject *dropout, PyObject *path) {
+    if ((c->causal != Py_False && c->causal != Py_True) ||
+        (c->scale != Py_None && !PyFloat_Check(c->scale))) {
+        return false;
+    }
+    const bool is_number = PyFloat_Check(dropout) || PyLong_Check(dropout);
+    return is_number && PyFloat_AsDouble(dropout) == 0 && PyUnicode_Check(path) &&
+           PyUnicode_CompareWithASCIIString(path, "auto") == 0;
+}
+
+static bool
+rule_is_compiled(const struct rule *r) {
+    return PyDict_GetItem(r->part[RULE_COMPILER], r->names[RULE_FLAG]) != Py_False;
+}
+
 /* NULL, with or without an exception: neither kernel serves the call.  *info is what is said of the one that does. */
 static PyObject *
-rule_serve(
-    struct rule *r, PyObject *const *qkv, PyObject *causal, PyObject *scale, PyObject **info) {
-    struct pya_dlpack_view views[RULE_TENSORS];
-    memset(views, 0, sizeof views);
-    const bool has_views = rule_views(r, qkv, views);
-    long long n[RULE_TENSORS][RULE_DIMS];
-    if (has_views && !rule_sizes(views, n)) {
+rule_serve(struct rule *r, struct rule_args *c, PyObject **info) {
+    const bool has_views = rule_views(r, c);
+    if (has_views && !rule_sizes(c)) {
         return NULL;
     }
+    const bool is_refused = rule_is_refused(c);
     *info = r->part[RULE_BY_US];
-    PyObject *out = has_views ? rule_by_us(r, qkv, views, n, causal, scale) : NULL;
-    if (out != NULL || PyErr_Occurred() != NULL || rule_is_turned(causal, scale)) {
+    PyObject *out = NULL;
+    if (has_views && (is_refused || !rule_has_few_keys(r, c->n))) {
+        out = rule_by_us(r, c);
+    }
+    if (out != NULL || PyErr_Occurred() != NULL || is_refused) {
         return out;
     }
     *info = r->part[RULE_BY_TORCH];
     const bool is_torchs =
-        has_views ? rule_is_little_of_views(r, views, n) : rule_by_attributes(r, qkv);
+        has_views ? rule_is_little_of_views(r, c) : rule_by_attributes(r, c->tensors);
     PyErr_Clear();
-    return is_torchs ? rule_by_torch(r, qkv, causal, scale) : NULL;
+    return is_torchs ? rule_by_torch(r, c) : NULL;
 }
 
 /* Steals out. */
@@ -494,7 +491,7 @@ rule_with_info(PyObject *out, PyObject *info) {
     return pair;
 }
 
-enum { RULE_OPTIONS = 7 };
+enum { RULE_OPTIONS = 5 };
 
 /* The result, with what is said of it if that is asked for, or None where the rule does not apply or a kernel refuses: the
  * caller goes on then, and raises a better error if an argument does not fit. */
@@ -504,14 +501,18 @@ rule_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     if (r == NULL) {
         return NULL;
     }
-    PyObject *const *options = args + RULE_TENSORS;
-    PyObject *out = NULL;
+    if (n != RULE_ALL + RULE_OPTIONS) {
+        Py_RETURN_NONE;
+    }
+    PyObject *const *options = args + RULE_ALL;
+    struct rule_args c = {.tensors = args, .causal = options[0], .scale = options[1]};
     PyObject *info = NULL;
-    if (n == RULE_TENSORS + RULE_OPTIONS && rule_is_bare(options) && !rule_is_compiled(r)) {
-        out = rule_serve(r, args, options[2], options[3], &info);
+    PyObject *out = NULL;
+    if (rule_is_plain(&c, options[2], options[3]) && !rule_is_compiled(r)) {
+        out = rule_serve(r, &c, &info);
     }
     if (out != NULL) {
-        return options[6] == Py_True ? rule_with_info(out, info) : out;
+        return options[4] == Py_True ? rule_with_info(out, info) : out;
     }
     if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_RuntimeError) ||
         PyErr_ExceptionMatches(PyExc_AttributeError)) {

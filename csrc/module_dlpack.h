@@ -21,7 +21,7 @@ struct pya_dlpack_api {
     void (*unused[3])(void);
     int (*view)(void *tensor, struct pya_dlpack_view *out); /* may be NULL */
 };
-enum { PYA_DLPACK_CPU = 1, PYA_DLPACK_FLOAT = 2 };
+enum { PYA_DLPACK_CPU = 1, PYA_DLPACK_FLOAT = 2, PYA_DLPACK_BOOL = 6 };
 
 /* The table of a tensor class, with `view` set; NULL without an exception if the class has none that we know. */
 const struct pya_dlpack_api *pya_module_dlpack(PyObject *tensor_type);

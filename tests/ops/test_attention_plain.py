@@ -31,9 +31,9 @@ SHAPES = [
 ]
 
 
-def served(*qkv, causal=False, scale=None):
+def served(*qkv, bias=None, mask=None, causal=False, scale=None):
     """What C computes; None if it leaves the call to Python."""
-    return attention._serve_plain(*qkv, None, None, causal, scale, 0.0, "auto", True)
+    return attention._serve_plain(*qkv, bias, mask, causal, scale, 0.0, "auto", True)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -45,6 +45,41 @@ def test_results(shape, causal, attention_isa):
         wide = eager(q.double(), k.double(), v.double(), causal=causal, scale=scale)
         assert info == {"path": "kernel", "reason": "pyalloc's kernel"}
         assert out.is_contiguous() and relative(out, wide) < 2e-6
+
+
+@pytest.mark.parametrize("n_q", [2, 20])
+def test_biases_and_masks(n_q):
+    """As without C, bit by bit; of any layout that broadcasts, with one key too."""
+    q, k, v = problem(2, 4, 2, n_q, 30, 16, 24)
+    full = torch.randn(2, 4, n_q, 30)
+    some = full, full[:, :1], full[0], full[0, 0, :1], full[0, 0, 0], full[0, 0, 0, 0]
+    some += full.transpose(0, 1).contiguous().transpose(0, 1), full[:, :, :, :1].expand(full.shape)
+    for bias in (None, *some):
+        for mask in (None, *(x > 0 for x in some)):
+            given = {"bias": bias, "mask": mask, "causal": bias is full}
+            out, info = served(q, k, v, **given)
+            assert info["path"] == "kernel"
+            assert torch.equal(out, scaled_attention(q, k, v, path="kernel", **given))
+    one = {"bias": full[..., :1], "mask": full[..., :1] > -1}
+    out = served(q, k[:, :, :1], v[:, :, :1], **one)[0]
+    wide = (x.double() for x in (q, k[:, :, :1], v[:, :, :1], one["bias"]))
+    torch.testing.assert_close(out.double(), eager(*wide, mask=one["mask"]), atol=1e-6, rtol=1e-6)
+
+
+def test_biases_and_masks_that_c_leaves_alone():
+    q, k, v = problem(2, 4, 4, 5, 11, 16, 16)
+    bias = torch.randn(2, 4, 5, 11)
+    learned = bias.clone().requires_grad_()
+    refused = bias[:, :3], bias[..., 1:], bias[None], bias.double(), bias > 0, bias.to("meta")
+    for wrong in (*refused, bias.as_subclass(Marked), torch._neg_view(-bias), learned, 0.5):
+        assert served(q, k, v, bias=wrong) is None
+    for wrong in (bias[:, :3] > 0, (bias > 0)[None], bias, (bias > 0).byte(), True):
+        assert served(q, k, v, mask=wrong) is None
+    torch.testing.assert_close(
+        scaled_attention(q, k, v, torch._neg_view(-bias)), scaled_attention(q, k, v, bias)
+    )
+    with torch.no_grad():
+        assert served(q, k, v, bias=learned)[1]["path"] == "kernel"
 
 
 def test_layouts():
@@ -95,6 +130,10 @@ def test_what_does_not_fit():
         (q.double(), k.double(), v.double()),
     ):
         assert served(*given) is None
+
+
+class Marked(torch.Tensor):
+    pass
 
 
 class Seen(TorchDispatchMode):

@@ -81,12 +81,14 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         kernel = partial(_library.address, "pya_ops_attention_forward")
         kinds = {}, {}, bool, {"_current_level": -1}, ((bool, False),)
         parts = *parts, *kinds, _plans.empty_cpu, _library.threads, kernel
-        limits = 10, 10, 1000, 256, 10
+        limits = 10, 3, 1000, 100, 2, 256, 10
         few = _core.attention_plain(parts, limits)
         learned = [torch.ones(1, 1, 2, 3, requires_grad=True)] * 3
 
-        def rule(*qkv, causal=False):
-            return few(*qkv, None, None, causal, 0.5, 0.0, "auto", True)
+        one = torch.ones(())
+
+        def rule(*qkv, bias=None, mask=None, causal=False):
+            return few(*qkv, bias, mask, causal, 0.5, 0.0, "auto", True)
 
         calls = {
             "stats": lambda: _core.stats(0),
@@ -131,6 +133,9 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "rule with a negation": lambda: rule(nobody[None, None], *2 * [nobody[None, None]]),
             "rule of others": lambda: rule(*(tensor.double() for tensor in tensors)),
             "rule of a class": lambda: rule(*(tensor.as_subclass(Own) for tensor in tensors)),
+            "rule with scores": lambda: rule(*tensors, bias=one, mask=one > 0),
+            "rule with other scores": lambda: rule(*tensors, bias=one > 0),
+            "rule with no scores": lambda: rule(*tensors, mask=5),
             "rule of no tensors": lambda: rule(1, 2, 3),
             "rule of others than bare calls": lambda: rule(*tensors, causal=1),
             "rule with a gradient": lambda: rule(*learned, causal=True),
