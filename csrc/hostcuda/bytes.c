@@ -128,12 +128,16 @@ pya_hc_bytes_set(void *dst, int value, unsigned width, size_t count) {
     int device = -1;
     pya_hc_lock();
     int error = pya_hc_access_locked((uintptr_t)dst, size, true, &device);
+    const struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)dst);
+    /* Host memory must be known to the device, all of it. */
+    bool is_known =
+        device >= 0 || (region != NULL && size <= region->start + region->mapped - (uintptr_t)dst);
     pya_hc_unlock();
-    if (error != CU_OK || device < 0) {
+    if (error != CU_OK || !is_known) {
         return CU_INVALID_VALUE;
     }
     if (value == 0) {
-        bytes_zero(dst, size, true);
+        bytes_zero(dst, size, device >= 0);
     } else if (width == 1) {
         memset(dst, value, size);
     } else {

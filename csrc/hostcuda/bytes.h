@@ -8,7 +8,7 @@ int
 pya_hc_bytes_sides(const void *dst, const void *src, size_t size, int *dst_device, int *src_device);
 /* Either side may be device or host memory.  CU_INVALID_VALUE if a device side may not be accessed. */
 int pya_hc_bytes_copy(void *dst, const void *src, size_t size);
-/* width 1, 2 or 4 bytes; count elements. */
+/* width 1, 2 or 4 bytes; count elements; in device memory, or host memory that the device knows. */
 int pya_hc_bytes_set(void *dst, int value, unsigned width, size_t count);
 /* Counts a copy from device to host. */
 void pya_hc_bytes_note_dtoh(size_t size);

@@ -2,7 +2,6 @@
 /* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
  * the signatures are CUDA's. */
 
-#include "bytes.h"
 #include "call.h"
 #include "copy.h"
 
@@ -116,25 +115,22 @@ cuThreadExchangeStreamCaptureMode(int *mode) {
     return pya_hc_capture_exchange_mode(mode);
 }
 
-static int
-stream_write_value(const void *stream, uintptr_t address, uint64_t value, size_t size) {
-    uint64_t bytes = value;
-    int error = pya_hc_launch(stream); /* ordered like any other work */
-    return error == CU_OK ? pya_hc_bytes_copy((void *)address, &bytes, size) : error;
-}
-
 int
 cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
     HC_STREAM(stream);
     (void)flags;
-    return stream_write_value(stream, address, value, sizeof value);
+    return pya_hc_fill((void *)address, (int)value, sizeof value, 1, stream, false);
 }
 
+/* As two fills, which a capture can hold. */
 int
 cuStreamWriteValue64_v2(void *stream, uintptr_t address, uint64_t value, unsigned flags) {
     HC_STREAM(stream);
     (void)flags;
-    return stream_write_value(stream, address, value, sizeof value);
+    int error = pya_hc_fill((void *)address, (int)(uint32_t)value, 4, 1, stream, false);
+    return error == CU_OK
+               ? pya_hc_fill((void *)(address + 4), (int)(value >> 32), 4, 1, stream, false)
+               : error;
 }
 
 int

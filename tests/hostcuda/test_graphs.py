@@ -44,6 +44,24 @@ def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
     cuda.ok("cudaStreamDestroy", stream)
 
 
+def test_values_written_by_a_stream_are_written_when_a_graph_is_launched(cuda: Cuda) -> None:
+    a, stream = cuda.malloc(PAGE), stream_new(cuda)
+    cuda.ok("cuStreamWriteValue32_v2", stream, a, 0x44434241, 0)
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    cuda.ok("cuStreamWriteValue32_v2", stream, a, 0x64636261, 0)
+    cuda.ok("cuStreamWriteValue64_v2", stream, a + 8, 0x3837363534333231, 0)
+    graph = cuda_end(cuda, stream)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    assert cuda.get(a, 16) == b"ABCD" + bytes(12)
+    cuda.ok("cudaGraphLaunch", runnable, stream)
+    assert cuda.get(a, 16) == b"abcd" + bytes(4) + b"12345678"
+    assert cuda("cuStreamWriteValue32_v2", stream, a + 2, 1, 0) == INVALID
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    cuda.ok("cudaGraphDestroy", graph)
+    cuda.ok("cudaFree", a)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
 def test_a_graphs_reads_from_the_device_are_counted(cuda: Cuda) -> None:
     """When it is launched, as often as it is launched."""
     a, stream, host = cuda.malloc(PAGE), stream_new(cuda), ctypes.create_string_buffer(8)

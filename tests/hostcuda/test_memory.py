@@ -209,6 +209,20 @@ def test_fills_write_what_they_are_asked_for_and_no_more(
     cuda.ok("cudaFree", start)
 
 
+def test_fills_write_host_memory_that_the_device_knows(cuda: Cuda) -> None:
+    pinned, own = cuda.out("cudaHostAlloc", 100, 0), ctypes.create_string_buffer(b"\xff" * 99)
+    cuda.ok("cudaMemset", pinned, 0x21, 100)
+    cuda.ok("cudaMemset", pinned + 1, 0, 98)
+    assert ctypes.string_at(pinned, 100) == b"!" + bytes(98) + b"!"
+    assert cuda("cudaMemset", pinned, 0, PAGE) == INVALID
+    assert cuda("cudaMemset", own, 0, 100) == INVALID
+    cuda.ok("cudaHostRegister", own, 100, 0)
+    cuda.ok("cudaMemset", own, 0x21, 50)
+    assert own.raw == b"!" * 50 + b"\xff" * 49 + b"\0"
+    cuda.ok("cudaHostUnregister", own)
+    cuda.ok("cudaFreeHost", pinned)
+
+
 def test_large_copies_keep_holes_and_data_apart(cuda: Cuda) -> None:
     size = 4 * PAGE
     a, b = cuda.malloc(size), cuda.malloc(size)
