@@ -74,7 +74,7 @@ lookup_stub(const char *name) {
 
 static void *
 lookup_own(const char *symbol) {
-    static void *own;
+    static void *_Atomic own;
     if (own == NULL) {
         Dl_info info;
         if (dladdr(&lookup_forms, &info) == 0) {

@@ -347,7 +347,7 @@ cudaGraphConditionalHandleCreate(
     (void)graph;
     (void)value;
     (void)flags;
-    static unsigned long long last;
+    static _Atomic unsigned long long last;
     *out = ++last;
     return CU_OK;
 }

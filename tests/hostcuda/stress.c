@@ -45,6 +45,7 @@ int cuDeviceGetDefaultMemPool(void **, int);
 int cuMemPoolTrimTo(void *, size_t);
 int cuDevicePrimaryCtxRetain(void **, int);
 int cuCtxSetCurrent(void *);
+int cuGetProcAddress_v2(const char *, void **, int, uint64_t, unsigned *);
 
 static _Atomic int n_wrong;
 
@@ -130,6 +131,8 @@ stress_thread(void *argument) {
     uint32_t stamp = (uint32_t)(uintptr_t)argument << 16;
     void *stream = NULL;
     void *context = NULL;
+    void *found = NULL;
+    CHECK(cuGetProcAddress_v2("cuMemMap", &found, 12000, 0, NULL) == 0 && found != NULL);
     CHECK(cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxSetCurrent(context) == 0);
     CHECK(cuStreamCreate(&stream, STREAM_NON_BLOCKING) == 0);
     for (uint32_t round = 0; round < N_ROUNDS; round++) {
