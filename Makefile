@@ -68,7 +68,7 @@ fuzz: build ## all fuzz targets, FUZZ_SECONDS (600) by gcc, libFuzzer and AFL++
 .PHONY: fuzz-corpus
 fuzz-corpus: ## copy useful new inputs of `make fuzz` to tests/fuzz/corpus
 	@for t in core options trace; do kept=build/fuzz/kept/fuzz_$$t; \
-		$(MAKE) -s -C tests/fuzz minimise ENGINE=fast ONLY=fuzz_$$t FROM="$$([ ! -d $$kept ] || echo ../../$$kept)" || exit 1; done
+		$(MAKE) -s -C tests/fuzz minimise ENGINE=fast ONLY=fuzz_$$t FROM="$$([ ! -d $$kept ] || echo ../../$$kept)" TINY=1 || exit 1; done
 
 SOAK_MINUTES ?= 30
 .PHONY: soak
