@@ -141,14 +141,15 @@ fail_parse_error(const char *rest) {
 
 bool
 pya_hc_fail_parse(const char *text) {
-    static const char every[] = "every:";
-    char *end = NULL;
-    bool is_every = strncmp(text, every, sizeof every - 1) == 0;
-    unsigned long long n = is_every ? PYA_HC_FAIL_EVERY : strtoull(text, &end, 10);
-    if (!is_every && (end == text || (*end != '\0' && *end != ':'))) {
+    const char *end = text + strcspn(text, ":");
+    char *read = NULL;
+    unsigned long long n = strtoull(text, &read, 10);
+    if (end - text == 5 && memcmp(text, "every", 5) == 0) {
+        n = PYA_HC_FAIL_EVERY;
+    } else if (read == text || read != end) {
         return false;
     }
-    const char *start = is_every ? text + sizeof every - 1 : end + (*end == ':');
+    const char *start = end + (*end == ':');
     size_t length = strcspn(start, ":");
     int error = fail_parse_error(start + length);
     char name[sizeof fail_name] = "";

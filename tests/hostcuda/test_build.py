@@ -186,6 +186,7 @@ def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Pat
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemAlloc_v2:719"}, "1 719 0"),
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemFree_v2"}, "1 0 0"),
         ({"PYALLOC_HOSTCUDA_FAIL": "every:cuMemAlloc_v2:719"}, "1 719 719"),
+        ({"PYALLOC_HOSTCUDA_FAIL": "every"}, "0 2 2"),
     ]
     for variables, expected in cases:
         done = run(**variables)
@@ -200,6 +201,7 @@ def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Pat
         ("MEMORY", "much"),
         ("MEMORY", "80 "),
         ("FAIL", "first"),
+        ("FAIL", "every1"),
         ("EVENT_DELAY", "-1"),
     ):
         done = run(**{f"PYALLOC_HOSTCUDA_{name}": text})
