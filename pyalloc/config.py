@@ -59,9 +59,9 @@ def _own_plan(file: str) -> str:
     """The plan's file for this rank, if there is one; "" for a launcher if only ranks have plans."""
     path = Path(os.path.abspath(file))
     own = ranked.own(path)
-    if own.exists():
+    if os.path.exists(own):  # False for a name that is too long, where Path.exists() raises
         return str(own)
-    return "" if not path.exists() and ranked.existing(path) else str(path)
+    return "" if not os.path.exists(path) and ranked.existing(path) else str(path)
 
 
 def option_text(options: dict[str, Value]) -> str:

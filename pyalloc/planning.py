@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -153,7 +154,7 @@ def check(path: Path) -> None:
         PlanError: there is none, or one is damaged.
     """
     plans = ranked.existing(path)
-    for each in [path] * (path.exists() or not plans) + plans:
+    for each in [path] * (os.path.exists(path) or not plans) + plans:
         read(each)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, asked, files, findings, pickles, ranges, ranked, source, stays
+from pyalloc import _core, asked, console, files, findings, pickles, ranges, ranked, source, stays
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
@@ -205,9 +204,9 @@ def _beside(path: Path) -> str:
     part = f"{path}.part"
     if os.path.exists(part):
         return f"; its recording still runs or was cut off, so read {part}"
-    if path.suffix == ".part" and path.with_suffix("").exists():
+    if path.suffix == ".part" and os.path.exists(path.with_suffix("")):
         return f"; its recording has ended, so read {path.with_suffix('')}"
-    ranks = shlex.join(map(str, ranked.existing(path)))
+    ranks = console.joined(ranked.existing(path))
     return f"; each rank has its own file: {ranks}" if ranks else ""
 
 

@@ -127,6 +127,11 @@ def _as_tensor(scale: Any, loc: Tensor) -> Tensor:
         ) from None
 
 
+def _check_floating(name: str, x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"PowerSpherical: {name} must have a floating dtype, got {x.dtype}")
+
+
 class PowerSpherical(Distribution):
     """Density C(kappa) (1 + loc . x)^kappa on the unit sphere in D >= 2 dimensions.
 
@@ -153,18 +158,15 @@ class PowerSpherical(Distribution):
     ) -> None:
         if not isinstance(loc, Tensor):
             raise ValueError(f"PowerSpherical: loc must be a tensor, got {type(loc).__name__}")
-        if not isinstance(scale, Tensor):
-            scale = _as_tensor(scale, loc)
-        scale = scale.to(loc.device)
         if loc.dim() < 1 or loc.shape[-1] < 2:
             raise ValueError(
                 f"PowerSpherical: loc must be (..., D) with D >= 2, got {tuple(loc.shape)}"
             )
-        for name, x in (("loc", loc), ("scale", scale)):
-            if not x.is_floating_point():
-                raise ValueError(
-                    f"PowerSpherical: {name} must have a floating dtype, got {x.dtype}"
-                )
+        _check_floating("loc", loc)
+        if not isinstance(scale, Tensor):
+            scale = _as_tensor(scale, loc)
+        _check_floating("scale", scale)
+        scale = scale.to(loc.device)
         try:
             batch = torch.broadcast_shapes(loc.shape[:-1], scale.shape)
         except RuntimeError:

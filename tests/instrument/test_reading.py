@@ -111,6 +111,9 @@ def test_the_files_of_ranks_are_named_where_there_is_none_without_one(tmp_path: 
         rank(tmp_path, number, 0)
     told = pyalloc("report", "out.pya", expect=2, cwd=tmp_path)
     assert "each rank has its own file: out.rank0.pya out.rank1.pya\n" in told
+    (tmp_path / "out.rank0.pya").rename(tmp_path / "o\nut.rank0.pya")
+    told = pyalloc("report", "o\nut.pya", expect=2, cwd=tmp_path)
+    assert r"each rank has its own file: $'o\x0aut.rank0.pya'" in told
 
 
 def test_top_at_any_moment(plan: Plan) -> None:

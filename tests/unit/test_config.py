@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import Config, ConfigError, cli
+from pyalloc import Config, ConfigError, cli, planning
 from pyalloc.config import option_text
+from pyalloc.errors import PlanError
 
 
 def value(config: Config, name: str) -> str:
@@ -112,6 +113,13 @@ def test_a_keyword_is_one_setting() -> None:
 def test_what_is_no_plan_s_file_is_said_by_name(plan: str) -> None:
     with pytest.raises(ConfigError, match="plan must name a file that `pyalloc plan` wrote, not"):
         Config.of(plan=plan)
+
+
+def test_a_name_too_long_for_a_file_is_said_where_the_plan_is_read() -> None:
+    """It was an OSError, of install()."""
+    plan = Config.of(plan="x" * 300).plan
+    with pytest.raises(PlanError, match="File name too long; --plan, install"):
+        planning.check(Path(plan))
 
 
 def test_no_plan_may_be_asked_for_whatever_the_environment_says(
