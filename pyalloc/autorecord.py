@@ -19,7 +19,10 @@ PATH = "PYALLOC_RECORD"  # environment: record every process that uses CUDA to t
 STACKS = "PYALLOC_RECORD_STACKS"  # python, all (C++ too) or none
 MARKS = "PYALLOC_RECORD_MARKS"  # "0": no automatic phases, steps and categories
 TELLER = "PYALLOC_RECORD_TELLER"  # number of the process that says if nothing was recorded
-NOTHING = "nothing; no process used CUDA through torch, or none could write the file"
+NOTHING = (
+    "nothing; no process used CUDA through torch, or the program replaced PYTHONPATH, through which pyalloc enters, "
+    "or the file could not be written"
+)
 
 
 def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[str, str]:
@@ -167,7 +170,7 @@ def _is_teller() -> bool:
 
 def _tell_if_nothing(path: Path, before: set[Path]) -> None:
     if _is_teller() and written(path) <= before:  # a child forked off has this to do at its end too
-        print(f"pyalloc: {path}: recorded {NOTHING}", file=sys.stderr)
+        console.complain(f"pyalloc: {path}: recorded {NOTHING}")
 
 
 def _start_from_environment() -> None:

@@ -12,6 +12,7 @@ from pyalloc import autorecord, console, dryrun, launching, replaying
 from pyalloc.config import PLAN
 from pyalloc.errors import UsageError
 from pyalloc.report.dryrun import summary
+from pyalloc.report.text import wrapped
 
 
 class Command:
@@ -87,7 +88,7 @@ class Command:
         result = dryrun.run(options, functools.partial(autorecord.remove_earlier, args.record))
         print(summary(result), file=sys.stderr)
         if args.record is not None:
-            print(f"  {_recorded(autorecord.written(args.record) - before)}", file=sys.stderr)
+            print(_recorded(autorecord.written(args.record) - before), file=sys.stderr)
         if args.json is not None:
             console.write(args.json, result.to_json() + "\n", args.force)
         return result.exit_code
@@ -95,7 +96,7 @@ class Command:
 
 def _recorded(paths: set[Path]) -> str:
     if not paths:
-        return f"recorded: {autorecord.NOTHING}"
+        return wrapped(f"recorded: {autorecord.NOTHING}", rest="    ")
     names = console.joined(sorted(paths))
     cut = any(path.suffix == ".part" for path in paths)
-    return f"recorded{' (cut off)' if cut else ''}: pyalloc report {names}"
+    return f"  recorded{' (cut off)' if cut else ''}: pyalloc report {names}"

@@ -297,11 +297,13 @@ def test_a_program_that_replaces_pythonpath_is_told_so(
     """Nothing said why torch's figures were missing."""
     takes = "import ctypes; ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), 1 << 20)"
     script = f"PYTHONPATH=/a{keeps} exec {sys.executable} -c '{takes}'"
-    arguments = ["--allocator", "pyalloc", "sh", "-c", script]
+    arguments = ["--allocator", "pyalloc", "--record", "out.pya", "sh", "-c", script]
     code, _, err = finish(start(arguments, tmp_path))
+    assert all(len(line) <= 80 for line in err.splitlines() if "next: " not in line)
     told = flat(err)
+    assert "recorded: nothing; no process used CUDA through torch, or the program repl" in told
     assert code == 0 and "are missing" in told and "may not have run on pyalloc" in told
-    assert ("the program replaced PYTHONPATH, through which pyalloc enters" in told) != bool(keeps)
+    assert ("are missing: the program replaced PYTHONPATH" in told) != bool(keeps)
     assert (
         "first: let PYTHONPATH keep what it had: PYTHONPATH=folder:$PYTHONPATH" in told
     ) != bool(keeps)
