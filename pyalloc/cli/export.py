@@ -90,3 +90,5 @@ def _check_suffix(target: Path, form: str) -> None:
         raise UsageError(
             f"{target}: --to {form} writes {export.FORMATS[form][0]}, so the name must not end in {target.suffix}"
         )
+    if form == "tensorboard" and "tfevents" not in target.name:
+        raise UsageError(f"{target}: TensorBoard reads only files with tfevents in their names")

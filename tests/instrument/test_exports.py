@@ -147,6 +147,13 @@ def test_a_name_of_another_format_is_refused(
     pyalloc("export", path, "--to", form, "-o", tmp_path / "any.name")
 
 
+def test_a_name_that_tensorboard_does_not_look_at_is_refused(plan: Plan, tmp_path: Path) -> None:
+    to_tensorboard = ["export", small_trace(plan), "--to", "tensorboard", "-o"]
+    told = pyalloc(*to_tensorboard, tmp_path / "out.log", expect=2)
+    assert "TensorBoard reads only files with tfevents in their names" in told
+    pyalloc(*to_tensorboard, tmp_path / "events.out.tfevents.1")
+
+
 def test_progress_is_of_what_is_written(plan: Plan) -> None:
     """Skipping takes an eighth of the time: a rate that counts it promises too early an end."""
     piece = 65536
@@ -187,7 +194,7 @@ def test_a_copy_without_source_of_a_cut_file_is_cut(plan: Plan, tmp_path: Path) 
 
 @pytest.mark.parametrize("to", sorted(export.FORMATS))
 def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
-    path, target = small_trace(plan), tmp_path / "out"
+    path, target = small_trace(plan), tmp_path / "tfevents.out"
     pyalloc("export", path, "--to", to, "-o", target)
     content = target.read_bytes()
     assert content
@@ -308,7 +315,7 @@ def test_an_export_tells_of_a_gap(
 ) -> None:
     plan.event("user", "lost_events=11")
     plan.event("user", "gaps=7 and 9")
-    target = tmp_path / "written"
+    target = tmp_path / "written.tfevents.1"
     assert main(["export", str(small_trace(plan)), "--to", to, "-o", str(target), "-q"]) == 0
     told = capsys.readouterr().err
     assert "The recording has a gap: 11 events were lost" in told and "events 7 and 9" in told

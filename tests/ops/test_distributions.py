@@ -168,7 +168,7 @@ def test_wrong_parameters_and_values_are_refused():
         PowerSpherical([1.0, 0.0], 1.0)
     with pytest.raises(ValueError, match=r"scale must have a floating dtype, got torch.int64"):
         PowerSpherical(sphere(3), torch.tensor(1))
-    with pytest.raises(ValueError, match="loc must have a floating dtype, got torch.bits8"):
+    with pytest.raises(ValueError, match=r"loc must have a floating dtype, got torch.bits8"):
         PowerSpherical(torch.empty(4, 3, dtype=torch.bits8), 1.0)
     for odd in (None, "x", [1.0, "y"]):
         with pytest.raises(ValueError, match="scale must be a tensor or a number, got"):
