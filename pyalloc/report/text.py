@@ -246,7 +246,8 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     seconds = (totals["last_ns"] - totals["first_ns"]) / 1e9
     name = analysis.path.name
     first = wrapped(
-        f"{name}: {totals['n_events']:,} events, {totals['n_allocs']:,} allocation{'s' * (totals['n_allocs'] != 1)}"
+        f"{name}: {totals['n_events']:,} event{'s' * (totals['n_events'] != 1)}, "
+        f"{totals['n_allocs']:,} allocation{'s' * (totals['n_allocs'] != 1)}"
         + (f", {seconds:.1f} s" if analysis.notes.get("clock") != "events" else ""),
         "",
     )
@@ -433,7 +434,7 @@ def _cause(oom: Oom) -> str:
         )
     return (
         "Cause: at this point the program needs more memory than there is, even with nothing wasted. "
-        "Reduce what is listed here, or spread it over more devices."
+        "Reduce what is held then, or spread it over more devices."
     )
 
 

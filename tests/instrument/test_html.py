@@ -174,8 +174,11 @@ def rich(plan: Plan) -> Path:
 
 @needs_browser
 def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
-    target = tmp_path / "report.html"
+    target, of_nothing = tmp_path / "report.html", tmp_path / "nothing.html"
     pyalloc("report", rich(plan), "-o", target)
+    empty = Plan(tmp_path / "nothing.pya")
+    empty.event("user", "torch=2.14.1")
+    assert "nothing.pya: 1 event, 0 alloc" in pyalloc("report", empty.done(), "-o", of_nothing)
     with browser() as page:
         for domain in ("Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
@@ -265,13 +268,19 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
             page.value(f"{typed}('map', '{key}')")
             seen.append(page.value(pieces))
         assert seen[0] == seen[2] != seen[1] and "in a segment of 64.0 MiB" in seen[0]
+        words = "$('timeline-legend').textContent.includes('phases: the 18 around the peak')"
+        assert not page.value(words)
+        assert page.value(f"D.nPhases++, timeline(), {words}")
+        page.visit(of_nothing)
+        visible = "[...document.querySelectorAll('h2')].filter(h => h.offsetParent)"
+        assert page.value(f"{visible}.map(h => h.textContent)") == ["Settings"]
         methods = [event["method"] for event in page.events]
         requests = [
             event["params"]["request"]["url"]
             for event in page.events
             if event["method"] == "Network.requestWillBeSent"
         ]
-        assert requests in ([], [target.as_uri()])
+        assert set(requests) <= {target.as_uri(), of_nothing.as_uri()}
         assert "Runtime.exceptionThrown" not in methods
         assert "Log.entryAdded" not in methods, page.events
         assert "Runtime.consoleAPICalled" not in methods
