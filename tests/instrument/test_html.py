@@ -346,6 +346,9 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         assert page.value(f"({press})('blocks', 'Tab')") is True
         picture = "document.getElementById('timeline').toDataURL()"
         drawn = [page.value(picture)]
+        swatch = "getComputedStyle(document.querySelector('#map-legend i')).backgroundColor"
+        swatches = []  # of idle memory
+        page.value("window.seen = element => getComputedStyle(element).display !== 'none'; 0")
         for media, scheme in (("screen", "dark"), ("print", "dark"), ("screen", "dark")):
             page.call(
                 "Emulation.setEmulatedMedia",
@@ -354,7 +357,9 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
             )
             wait_until(lambda: page.value(picture) != drawn[-1])  # drawn anew in other colours
             drawn.append(page.value(picture))
+            swatches.append(page.value(swatch))
             if media == "print":
+                assert page.value("[...document.querySelectorAll('label')].some(seen)") is False
                 paper = page.value("getComputedStyle(document.body).backgroundColor")
                 assert paper == "rgb(255, 255, 255)"
                 shown = (
@@ -374,6 +379,7 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
                     )
                     == "exact"
                 )
+        assert swatches[0] == swatches[2] != swatches[1]
         assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
 
 
