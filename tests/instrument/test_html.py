@@ -184,6 +184,10 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
             page.call(f"{domain}.enable")
         page.visit(target)
         assert page.value("document.querySelectorAll('#peak tr').length") > 0
+        assert (
+            page.value("[...document.querySelectorAll('[hidden]')].some(e => e.offsetParent)")
+            is False
+        )
         for top, told in (
             (4.47 * 2**30, "0,1 GiB,2 GiB,3 GiB,4 GiB"),
             (1.6 * 2**30, "0,512 MiB,1 GiB,1.5 GiB"),
