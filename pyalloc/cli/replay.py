@@ -84,6 +84,10 @@ class Command:
             notes = notes_of(program.notes())
             caveats = unseen(notes, info) + of_replays(notes)
             n_ranks = console.ranks(notes)
+            if info["n_devices"] > 1:
+                caveats.append(
+                    "Peaks are sums over the devices' own peaks; a limit or smallest memory is that of each device."
+                )
             if n_ranks > 1:
                 caveats.append(f"This is one of {n_ranks} ranks; another may need more.")
             if info["n_allocs"] == 0:

@@ -75,7 +75,9 @@ def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None
     path = plan.done()
     assert json.loads(pyalloc("report", path, "--json", "-q"))["replay"]
     assert not json.loads(pyalloc("report", path, "--json", "-q", "--device", "1"))["replay"]
-    assert " --devices 2 " in pyalloc("replay", path, "--find-min")
+    told = pyalloc("replay", path, "--find-min")
+    assert " --devices 2 " in told
+    assert "limit or smallest memory is that of each device" in " ".join(told.split())
 
 
 def test_what_cannot_be_replayed_is_reported_without(plan: Plan) -> None:
