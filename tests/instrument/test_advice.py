@@ -1,4 +1,4 @@
-"""What advice is computed from, by hand; test_planted.py and test_fragmentation.py have whole programs."""
+"""What advice is computed from, by hand; test_planted*.py and test_fragmentation.py have whole programs."""
 
 from __future__ import annotations
 

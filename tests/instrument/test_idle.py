@@ -1,4 +1,4 @@
-"""From where on a forward pass counts as kept for nothing, by hand; test_planted.py has whole programs."""
+"""From where on a forward pass counts as kept for nothing, by hand; test_planted_passes.py has whole programs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,22 @@ SEQ2SEQ = ROOT / "examples" / "seq2seq.py"
 MIB = 2**20
 ALLOCATORS = pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 
+# A training loop that follows this calls train_step().
+LOOP = """
+    import torch
+    from torch import nn
+    torch.backends.cudnn.enabled = False
+    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+"""
+
 
 def pyalloc(
     *words: object, expect: int | None = 0, cwd: Path = ROOT, env: dict[str, str] | None = None

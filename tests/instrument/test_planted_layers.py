@@ -1,0 +1,348 @@
+"""Activations that checkpoints would save, told by the layers of a model, and the logits of its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import MIB, Plan, kinds
+from pyalloc import checkpoints, trace, units
+from pyalloc.advice import advise
+from pyalloc.analysis import in_all_layers, layers_of
+
+
+def test_what_a_function_makes_once_and_keeps_is_in_no_checkpoints_way(plan: Plan) -> None:
+    """Like the workspace of cuBLASLt, which torch 2.9 made at a layer's first product."""
+    for i in range(3):
+        plan.event("phase_begin", "forward")
+        for j in range(5):
+            stack = plan.stack(7, "run")
+            plan.event("alloc", addr=(j + 1) << 30, bytes=8 * MIB, stack=stack)
+            if i == j == 0:
+                plan.event("alloc", addr=1 << 40, bytes=MIB, stack=stack)
+        plan.event("phase_end", "forward")
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=1 << 41, bytes=(4 if i else 5) * MIB)
+        for address in (1 << 41, *((j + 1) << 30 for j in range(5))):
+            plan.event("free_requested", addr=address)
+        plan.event("phase_end", "backward")
+    assert kinds(plan.done())["checkpoint"].saved_bytes == 33 * MIB
+
+
+@pytest.mark.torch
+def test_checkpoints_save_what_is_said(record: Record) -> None:
+    program = """
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(256, 1024), nn.Linear(1024, 256), nn.LayerNorm(256)
+
+        def forward(self, x):
+            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(8))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = CALL
+            return x
+
+    model = Model().cuda()
+    for _ in range(2):
+        model(torch.ones(4096, 256, device="cuda")).square().mean().backward()
+        model.zero_grad()
+    """
+    before = record(program.replace("CALL", "layer(x)"))
+    found, peak = kinds(before)["checkpoint"], trace.analyse(before).totals["peak_bytes"]
+    after = record(program.replace("CALL", "checkpoint(layer, x, use_reentrant=False)"))
+    fell = peak - trace.analyse(after).totals["peak_bytes"]
+    assert 0.9 * fell < (found.saved_bytes or 0) <= fell
+    assert "checkpoint" not in kinds(after)
+
+
+@pytest.mark.parametrize("phase", ["forward", "inference"])
+def test_a_librarys_model_is_told_by_its_layers(plan: Plan, phase: str) -> None:
+    """One line of the user's own allocated all of it, so the line alone says nothing."""
+    library = "/venv/lib/python3.11/site-packages/transformers/models/bert/modeling_bert.py"
+    own = plan.stack(7, "main")
+    texts = [plan.writer.string(text) for text in ("Layer.forward", library)]
+    stacks = {line: plan.writer.stack(own, *texts, line) for line in (20, 30)}
+    plan.event("phase_begin", phase)
+    for layer in range(4):
+        for line, module in ((20, "attention"), (30, "output.0")):
+            name = f"module:encoder.layer.{layer}.{module}"
+            plan.event("phase_begin", name)
+            address = (layer + 1) << 32 | line << 24
+            plan.event("alloc", addr=address, bytes=line * MIB, stack=stacks[line])
+            plan.event("phase_end", name)
+    plan.event("phase_end", phase)
+    path = plan.done()
+    found = kinds(path).get("checkpoint")
+    assert (found is None) == (phase == "inference")  # which has no backward
+    if found is not None:
+        assert found.text.startswith(
+            "Activations in the 4 modules encoder.layer.* hold 200.0 MiB at the peak, at most 50.0 MiB in one of them. "
+            "model.gradient_checkpointing_enable() would"
+        )
+        assert found.saved_bytes == 60 * MIB  # what goes into the next layer stays, and one layer's
+    analysis = trace.analyse(path)
+    rows = [(row.name, row.bytes >> 20) for row in analysis.by_module(analysis.peak.blocks)]
+    assert rows == [("encoder.layer.*.output.0", 120), ("encoder.layer.*.attention", 80)]
+    (line, _) = analysis.by_line(analysis.peak.blocks)
+    assert line.name == "me/model.py:7 main > bert/modeling_bert.py:30 Layer.forward"
+
+
+def test_a_librarys_line_is_told_where_no_line_is_the_users(plan: Plan) -> None:
+    """As when a checkpoint makes a layer again on a thread of autograd's."""
+    packages = "/venv/lib/python3.11/site-packages"
+    stack = 0
+    for name, file, line in (
+        ("Layer.forward", f"{packages}/transformers/models/bert/modeling_bert.py", 20),
+        ("forward", f"{packages}/torch/nn/modules/linear.py", 134),
+    ):
+        texts = [plan.writer.string(text) for text in (name, file)]
+        stack = plan.writer.stack(stack, *texts, line)
+    for phase in ("forward", "module:encoder.layer.3.mlp"):
+        plan.event("phase_begin", phase)
+    plan.event("alloc", addr=1 << 30, bytes=20 * MIB, stack=stack)
+    analysis = trace.analyse(plan.done())
+    (line,) = analysis.by_line(analysis.peak.blocks)
+    assert line.name == "bert/modeling_bert.py:20 Layer.forward"
+    (maker,) = analysis.by_maker(analysis.peak.blocks)
+    assert maker.name == "activations: encoder.layer.*"
+
+
+def _layers_of_a_library(
+    plan: Plan, layers: Sequence[str], library: str, sizes: tuple[int, int] = (20, 30)
+) -> None:
+    """Each layer keeps so many MiB of its inside and its output."""
+    file = f"/venv/lib/python3.11/site-packages/{library}/models/unet.py"
+    texts = [plan.writer.string(text) for text in ("Layer.forward", file)]
+    stacks = [plan.writer.stack(plan.stack(7, "main"), *texts, line) for line in (20, 30)]
+    for i, layer in enumerate(layers):
+        for j, part in enumerate(("in", "out")):
+            plan.event("phase_begin", f"module:{layer}.{part}")
+            address = (2 * i + j + 1) << 30
+            plan.event("alloc", addr=address, bytes=sizes[j] * MIB, stack=stacks[j])
+            plan.event("phase_end", f"module:{layer}.{part}")
+
+
+def test_checkpoints_are_for_layers_not_for_the_operators_beside_them(plan: Plan) -> None:
+    """A ResNet as an nn.Sequential: its layers come after a convolution and before a pooling layer."""
+    plan.event("phase_begin", "forward")
+    for n, module in enumerate(("0.0", "0.1.a", "0.1.b", "0.2.a", "0.2.b", "1.0")):
+        plan.event("phase_begin", f"module:{module}")
+        plan.event("alloc", addr=(n + 1) << 30, bytes=40 * MIB, stack=plan.stack(n))
+        plan.event("phase_end", f"module:{module}")
+    plan.event("phase_end", "forward")
+    told = kinds(plan.done())["checkpoint"].text
+    assert told.startswith("Activations in the 2 modules 0.* hold 160.0 MiB at the peak")
+
+
+def test_a_norm_at_the_end_of_a_layer_is_its_output_not_what_it_keeps_besides(plan: Plan) -> None:
+    """A batch norm makes its output and then the means and deviations, as in a ResNet, whose shortcut has one, too."""
+    parts = (("conv", 20 * MIB), ("norm", 30 * MIB), ("norm", 512), ("shortcut", 512))
+    plan.event("phase_begin", "forward")
+    for layer in range(4):
+        for n, (part, n_bytes) in enumerate(parts):
+            plan.event("phase_begin", f"module:layer1.{layer}.{part}")
+            address = (4 * layer + n + 1) << 30
+            plan.event("alloc", addr=address, bytes=n_bytes, stack=plan.stack(len(part)))
+            plan.event("phase_end", f"module:layer1.{layer}.{part}")
+    plan.event("phase_end", "forward")
+    told = kinds(plan.done())["checkpoint"]
+    assert told.saved_bytes is not None
+    assert told.saved_bytes // MIB == 60  # three of what convolutions make
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes", "named"),
+    [
+        (["down.0", "down.1", "up.0", "up.1"], (20, 30), "down.*, up.*"),
+        # Around up.0 as a whole it would be made again as a whole.
+        (
+            ["down.0.net.0", *(f"up.0.net.{i}" for i in range(6))],
+            (20, 30),
+            "up.0.net.*, down.0.net.0",
+        ),
+        (["a.0", "a.1", "a.2", "b.0", "c.0", "d.0", "e.0"], (20, 30), "a.*, b.0, c.0 and 2 more"),
+        # Layers within layers, because they save about as much.
+        ([f"a.{i // 4}.b.{i % 4}" for i in range(24)], (40, 1), "a.*.b.*"),
+    ],
+)
+def test_a_librarys_switch_is_for_all_layers_of_the_model(
+    plan: Plan, layers: list[str], sizes: tuple[int, int], named: str
+) -> None:
+    plan.event("phase_begin", "forward")
+    _layers_of_a_library(plan, layers, "diffusers", sizes)
+    plan.event("phase_end", "forward")
+    n, each = len(layers), sum(sizes)
+    items = [item for item in advise(trace.analyse(plan.done())) if item.kind == "checkpoint"]
+    assert [item.saved_bytes for item in items] == [(n - 1) * sizes[0] * MIB]
+    assert items[0].text.startswith(
+        f"Activations in the {n} modules {named} hold {units.size(n * each * MIB)} at the peak, at most {each}.0 MiB "
+        "in one of them. model.enable_gradient_checkpointing() would"
+    )
+
+
+@pytest.mark.parametrize(("later", "spared"), [(60, 4), (0, 3)])
+def test_the_last_layer_is_not_made_again_while_the_logits_are_there(
+    plan: Plan, later: int, spared: int
+) -> None:
+    """Only when backward has done with what was made after it, which may be most of the peak."""
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    _layers_of_a_library(plan, [f"layers.{i}" for i in range(4)], "transformers")
+    if later:
+        plan.event("alloc", addr=64 << 30, bytes=later * MIB, stack=plan.stack(8))
+    plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=65 << 30, bytes=later * MIB or MIB)
+    if later:
+        plan.event("free_requested", addr=64 << 30)
+    plan.event("free_requested", addr=65 << 30)
+    for address in range(8, 0, -1):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    assert kinds(plan.done())["checkpoint"].saved_bytes == spared * 20 * MIB
+
+
+FUNCTIONAL = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
+
+GRAPH = "/venv/lib/python3.11/site-packages/torch/autograd/graph.py"
+
+
+@pytest.mark.parametrize(("unpacks", "expected"), [("unpack_from_cpu", True), ("other", False)])
+def test_logits_that_were_on_the_host_are_told(plan: Plan, unpacks: str, expected: bool) -> None:
+    """Under save_on_cpu(), the peak has only what backward brings back, and its gradients."""
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=1 << 30, bytes=100 * MIB, stack=plan.stack(7))
+    plan.event("phase_end", "forward")
+    log_softmax = plan.stack(3000, "cross_entropy", FUNCTIONAL)
+    plan.event("alloc", addr=2 << 30, bytes=100 * MIB, stack=log_softmax)
+    plan.event("free_requested", addr=2 << 30)
+    plan.event("free_requested", addr=1 << 30)
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=3 << 30, bytes=100 * MIB)
+    plan.event("alloc", addr=4 << 30, bytes=100 * MIB, stack=plan.stack(425, unpacks, GRAPH))
+    plan.event("alloc", addr=5 << 30, bytes=100 * MIB)
+    for address in (3, 4, 5):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    found = kinds(plan.done()).get("logits")
+    assert (found is not None) == expected
+    if found is not None:
+        assert found.text.startswith(
+            "3 tensors of 100.0 MiB or half that hold 300.0 MiB at the peak: the logits of nn/functional.py:3000 "
+            "cross_entropy, their log-softmax, and the gradients of both."
+        )
+        assert found.saved_bytes == 300 * MIB * 7 // 8  # all but one of eight parts
+
+
+def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> None:
+    loss = plan.stack(3000, "cross_entropy", FUNCTIONAL)
+    for i in range(4):
+        plan.event("phase_begin", "inference")
+        plan.event("alloc", addr=(10 + i) << 30, bytes=100 * MIB, stack=plan.stack(9))
+        plan.event("phase_end", "inference")
+    plan.event("alloc", addr=2 << 30, bytes=100 * MIB, stack=loss)
+    plan.event("phase_begin", "backward")
+    for address in (3, 4):
+        plan.event("alloc", addr=address << 30, bytes=100 * MIB)
+    for address in (2, 3, 4):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    assert kinds(plan.done())["logits"].text.startswith("3 tensors of 100.0 MiB or half that hold")
+
+
+def test_modules_that_advice_is_for_have_a_star_where_they_differ() -> None:
+    assert checkpoints._family(["0.4.1", "0.5.1", "0.5.0"]) == "0.*.*"
+    assert checkpoints._family(["layers.0", "layers.1"]) == "layers.*"
+    assert checkpoints._family(["0", "1"]) == "*"
+    assert checkpoints._family(["mid.resnets.0"]) == "mid.resnets.0"
+
+
+@pytest.mark.parametrize(
+    ("module", "everywhere", "layers"),
+    [
+        ("layers.3.mlp.fc1", "layers.*.mlp.fc1", "layers.*"),
+        ("up.1.blocks.20.norm", "up.*.blocks.*.norm", "up.*"),
+        (
+            "0.model.layer.3.norm",
+            "*.model.layer.*.norm",
+            "0.model.layer.*",
+        ),  # the only one in a sequence
+        ("0.model.1.norm", "*.model.*.norm", "0.model.*"),
+        ("0.conv", "*.conv", "*"),
+        ("net.0", "net.0", "net.*"),
+        ("layer1.fc", "layer1.fc", ""),
+        ("", "", ""),
+    ],
+)
+def test_names_of_numbered_modules(module: str, everywhere: str, layers: str) -> None:
+    shared = {"layers", "up", "up.1.blocks", "0.model.layer"}
+    assert (in_all_layers(module), layers_of(module, shared)) == (everywhere, layers)
+
+
+def test_layers_in_a_sequence_of_other_things_are_told(plan: Plan) -> None:
+    """As in sentence-transformers, whose model is an nn.Sequential of a transformer and a pooling layer."""
+    library = "/venv/lib/python3.11/site-packages/transformers/models/bert/modeling_bert.py"
+    texts = [plan.writer.string(text) for text in ("Layer.forward", library)]
+    stack = plan.writer.stack(plan.stack(7, "main"), *texts, 20)
+    plan.event("phase_begin", "forward")
+    for n, module in enumerate(("0.model.layer.0.mlp", "0.model.layer.1", "1")):
+        plan.event("phase_begin", f"module:{module}")
+        plan.event("alloc", addr=(n + 1) << 30, bytes=(20, 20, 1)[n] * MIB, stack=stack)
+        plan.event("phase_end", f"module:{module}")
+    analysis = trace.analyse(plan.done())
+    assert [row.name for row in analysis.by_maker(analysis.peak.blocks)] == [
+        "activations: 0.model.layer.*, in main",
+        "activations: *, in main",
+    ]
+
+
+def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> None:
+    """Without marks of modules, as in torch's own history."""
+    packages = "/venv/lib/python3.11/site-packages"
+
+    def stack(*frames: tuple[str, str]) -> int:
+        number = plan.stack(7, "main")
+        for name, file in frames:
+            texts = [plan.writer.string(text) for text in (name, f"{packages}/{file}")]
+            number = plan.writer.stack(number, *texts, 20)
+        return number
+
+    model, linear = "timm/models/vision_transformer.py", "torch/nn/modules/linear.py"
+    made = stack(("VisionTransformer.__init__", model), ("__init__", linear))
+    kept = stack(("Mlp.forward", model), ("forward", linear))
+    plan.event("alloc", addr=1 << 32, bytes=10 * MIB, stack=made)
+    for i in range(5):
+        plan.event("alloc", addr=(i + 2) << 32, bytes=20 * MIB, stack=kept)
+    path = plan.done()
+    assert kinds(path)["checkpoint"].text.startswith(
+        "5 activations of Mlp.forward hold 100.0 MiB at the peak. model.set_grad_checkpointing() would recompute"
+    )
+    analysis = trace.analyse(path)
+    rows = {row.name: row.bytes >> 20 for row in analysis.by_category(analysis.peak.blocks)}
+    assert rows == {"activations": 100, "parameters": 10}
+
+
+def test_the_parts_of_one_sequence_stay_apart(plan: Plan) -> None:
+    for i, size in enumerate((30, 20, 10)):
+        plan.event("phase_begin", f"module:{i}")
+        plan.event("alloc", addr=(i + 1) << 30, bytes=size * MIB, stack=plan.stack(7))
+        plan.event("phase_end", f"module:{i}")
+    path = plan.done()
+    analysis = trace.analyse(path)
+    assert [row.name for row in analysis.by_module(analysis.peak.blocks)] == ["0", "1", "2"]
+    assert "checkpoint" not in kinds(path)
