@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hostcuda
 from benchmarks.peers import building
 from benchmarks.peers.__main__ import Row, _named, least, row_of, table
 from benchmarks.suite import suite
@@ -17,7 +16,6 @@ from benchmarks.torch_replay import TorchReplay
 from pyalloc.moments import PAGE
 
 ROOT = Path(__file__).parent.parent.parent
-MISSING = hostcuda.why_not()
 PLAIN = """
 #include <stddef.h>
 #include <sys/types.h>
@@ -74,7 +72,6 @@ def built(text: str, folder: Path) -> Path:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_where_a_library_ends_the_process_it_does_not_fit(tmp_path: Path) -> None:
     library = built(CARELESS, tmp_path)
     trace = suite(["two_phases"])[0]
@@ -86,7 +83,6 @@ def test_where_a_library_ends_the_process_it_does_not_fit(tmp_path: Path) -> Non
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_a_foreign_library_is_replayed_through_torch(tmp_path: Path) -> None:
     """cudaMalloc for each block: its peak is what was live, and every request is a device call."""
     library = built(PLAIN, tmp_path)

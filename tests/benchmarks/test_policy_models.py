@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hostcuda
 from benchmarks.memory import TOLERANCE, ample_bytes
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import TorchReplay
 from pyalloc import _core
 
 pytestmark = pytest.mark.torch
-
-MISSING = hostcuda.why_not()
 
 #: pyalloc's replay is pyalloc itself on another device, not a model.  If three streams hand all their memory to each
 #: other, one different choice of pages changes all later ones (3.9 % seen).
@@ -25,8 +22,6 @@ TOLERANCES = {("pyalloc", "hand_over"): 0.05}
 
 @pytest.fixture(scope="module", params=["native", "expandable", "pyalloc"])
 def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, TorchReplay]]:
-    if MISSING:
-        pytest.skip(MISSING)
     with TorchReplay(request.param) as replay:
         yield request.param, replay
 

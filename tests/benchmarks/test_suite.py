@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults, hostcuda, lasting, perturbed, plots, repeated
+from benchmarks import faults, lasting, perturbed, plots, repeated
 from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
 from benchmarks.torch_replay import SpeedRequest, TorchReplay, in_turns
 from pyalloc import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = hostcuda.why_not()
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -157,7 +156,6 @@ def test_memory_refuses() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_memory_through_torch() -> None:
     done = run("benchmarks.memory", "--only", "two_phases", "-q")
     assert done.returncode == 0, done.stderr
@@ -167,7 +165,6 @@ def test_memory_through_torch() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_calls_are_those_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain allocations too, whatever the caller's environment requests of torch."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -180,7 +177,6 @@ def test_calls_are_those_that_were_made(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_faults_meet_the_allocator_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the caller's environment requests of torch: native frees what it caches, and tries again."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -189,7 +185,6 @@ def test_faults_meet_the_allocator_that_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 @pytest.mark.parametrize("besides", [[], ["--loops"]])
 def test_speed_of_a_pattern_that_is_none_is_refused(besides: list[str]) -> None:
     done = run("benchmarks.speed", "--only", "nothing", "--rounds", "1", *besides)
@@ -197,7 +192,6 @@ def test_speed_of_a_pattern_that_is_none_is_refused(besides: list[str]) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_speed_prints_a_row_of_json_for_each_figure() -> None:
     done = run(
         "benchmarks.speed", "--rounds", "1", "--only", "one size, 512", "threads", "--json", "-q"
@@ -214,7 +208,6 @@ def test_speed_prints_a_row_of_json_for_each_figure() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_speed_of_threads_alone_is_a_table() -> None:
     done = run("benchmarks.speed", "--rounds", "1", "--only", "2 threads", "-q")
     assert done.returncode == 0, done.stderr
@@ -222,7 +215,6 @@ def test_speed_of_threads_alone_is_a_table() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_fixed_shapes_end_without_device_calls() -> None:
     program = repeated.PROGRAMS[0]
     native, ours = (repeated.train(program, name, 10) for name in ("native", "pyalloc"))
@@ -278,7 +270,6 @@ def test_each_benchmark_has_a_quick_form() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_quick_forms_run() -> None:
     pytest.importorskip("pytest_benchmark")
     done = run(

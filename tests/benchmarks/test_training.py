@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from dry_support import dry_environment
 
-from benchmarks import hostcuda, training
+from benchmarks import training
 from benchmarks.workloads.record import names
 
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = hostcuda.why_not()
-in_torch = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 in_vision = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None,
     reason="needs torchvision: pip install torchvision",
@@ -39,7 +37,6 @@ def row(allocator: str, **other: Any) -> dict[str, Any]:
 
 @pytest.mark.torch
 @pytest.mark.slow
-@in_torch
 @in_vision
 def test_a_loop_is_trained_on_each_allocator_with_the_same_requests() -> None:
     done = run("--only", "gan", "--steps", "6", "--json", "--jobs", "2")
@@ -62,7 +59,6 @@ def test_a_loop_is_trained_on_each_allocator_with_the_same_requests() -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-@in_torch
 @in_vision
 def test_a_training_of_more_steps() -> None:
     once, twice = (training.train("unet", "pyalloc", times=times) for times in (1, 2))
@@ -83,7 +79,6 @@ def test_a_typical_step_is_one_after_growth(
 
 @pytest.mark.torch
 @pytest.mark.slow
-@in_torch
 @in_vision
 def test_a_card_that_is_too_small_is_a_row_that_says_so() -> None:
     words = ("--device", "cuda", "--only", "gan", "unet", "--steps", "2")
@@ -98,7 +93,6 @@ def test_a_card_that_is_too_small_is_a_row_that_says_so() -> None:
 
 
 @pytest.mark.torch
-@in_torch
 def test_a_late_loop_and_a_broken_one_are_rows_too() -> None:
     late = training.train("gan", "native", limit_s=0.05)
     assert late["failed"] == "took longer than 0.05 s"

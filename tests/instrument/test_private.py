@@ -6,14 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from dry_support import dry_torch, run_checked
+from dry_support import run_checked
 
 from pyalloc import trace
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(dry_torch() is None, reason="no CUDA build of torch"),
-]
+pytestmark = pytest.mark.torch
 
 PROGRAM = """
 import torch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.fx.experimental import symbolic_shapes
 
 from pyalloc.ops import (
     additive_attention,
@@ -15,13 +14,7 @@ from pyalloc.ops import (
 
 from .reference import sphere
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(
-        not hasattr(symbolic_shapes, "guard_or_false"), reason="this torch refuses such sizes"
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 KEPT = {
     "some": torch.tensor([1, 0, 1, 1, 0, 1, 1, 1]).bool(),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dry_support import dry_environment, dry_torch, run_checked
+from dry_support import dry_environment, run_checked
 
 from pyalloc import _core
 
@@ -221,14 +221,12 @@ print("good")
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(dry_torch() is None, reason="no CUDA build of torch")
 def test_children_forked_off_under_load() -> None:
     done = run_checked([sys.executable, "-c", FORKS], env=dry_environment(install=True))
     assert done.stdout.strip() == "good" and "refused" not in done.stderr, done.stderr
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(dry_torch() is None, reason="no CUDA build of torch")
 def test_signals_observers_threads_children_and_the_end() -> None:
     done = run_checked([sys.executable, "-c", PROGRAM], env=dry_environment(install=True))
     assert done.stdout.strip() == "good"
