@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pty
 import re
@@ -20,7 +21,9 @@ import pytest
 from dry_support import SOON_S
 
 from instrument.tools import MIB, ROOT
+from pyalloc import live
 from pyalloc.cli.live import Command, _Watch
+from pyalloc.errors import UsageError
 from pyalloc.report.live import View, watched
 
 SERVER = """
@@ -172,14 +175,48 @@ def test_changes_count_from_the_first_look_on() -> None:
     assert "unknown which lines" in watched(figures(None), [], view, 40)
 
 
-def test_who_has_no_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_self: object) -> int:
-        raise AssertionError
-
-    monkeypatch.setattr(_Watch, "run", refuse)
-    monkeypatch.setattr("pyalloc.live.ask", lambda _pid, _n: figures([]))
-    import argparse
-
+def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     Command().prepare_parser(parser)
-    assert Command().run(parser.parse_args(["1", "--count", "1"])) == 0
+    return parser.parse_args(["1", "--interval", "0", *words])
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | UsageError) -> list[object]:
+    """Has a process answer this; returns what is left."""
+    left: list[object] = list(answers)
+
+    def ask(_pid: int, _n: int) -> object:
+        found = left.pop(0)
+        if isinstance(found, UsageError):
+            raise found
+        return found
+
+    monkeypatch.setattr("pyalloc.live.ask", ask)
+    return left
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("words", [[], ["--count", "2"]], ids=str)
+def test_without_keys_each_look_is_a_screen_or_lines(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+    words: list[str],
+) -> None:
+    monkeypatch.setattr("pyalloc.console.has_color", lambda: is_terminal)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: bool(words))
+    left = answer(monkeypatch, figures([]), figures([]), UsageError("it has ended"))
+    assert Command().run(arguments(*words)) == 0
+    out = capsys.readouterr().out
+    assert out.count("process 1: train.py") == 2 and len(left) == len(words) / 2
+    assert out.count("\x1b[H\x1b[J") == is_terminal
+
+
+def test_a_process_that_is_busy_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = figures([]), live.BusyError("it is stopped"), figures([]), UsageError("it has ended")
+    left = answer(monkeypatch, *answers)
+    monkeypatch.setattr("pyalloc.keyboard.key", lambda _until: "")
+    monkeypatch.setattr("pyalloc.keyboard.show", lambda _text: None)
+    watch = _Watch(arguments())
+    watch._look()
+    assert watch._go_on() and not left and len(watch.history) == 2
