@@ -368,8 +368,7 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
         is_made_before = step is not None and 0 <= block.step < step
         is_dropped_later = block.free_event is not None and block.free_event >= peak.event
         if is_made_before and is_dropped_later and analysis.category(block) == "activations":
-            where = analysis.place(block.stack)
-            held.setdefault(str(where) if where else "(no stack)", []).append(block)
+            held.setdefault(analysis.name(block.stack), []).append(block)
     sizes = {name: sum(block.bytes for block in blocks) for name, blocks in held.items()}
     total, least = sum(sizes.values()), peak.allocated_bytes * 0.05
     if total <= least:

@@ -311,6 +311,36 @@ def test_layers_in_a_sequence_of_other_things_are_told(plan: Plan) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "category", "n", "made_in", "expected"),
+    [
+        ("run", "activations", 3, 2, False),
+        ("run", "activations", 4, 2, True),
+        ("run", "parameters", 4, 2, False),
+        ("run", "activations", 4, 1, True),  # and kept for the step of the peak
+        ("run", "activations", 4, 0, False),  # something else keeps what is older
+        ("MultiheadAttention", "activations", 4, 2, True),
+    ],
+)
+def test_four_tensors_of_a_function_are_enough(
+    plan: Plan, name: str, category: str, n: int, made_in: int, expected: bool
+) -> None:
+    for step in range(3):
+        plan.event("step", "step", arg=step)
+        if step == made_in:
+            plan.event("phase_begin", "forward")
+            for i in range(n):
+                plan.event("alloc", addr=(i + 1) << 30, bytes=20 * MIB, stack=plan.stack(7, name))
+                plan.event("category", category, addr=(i + 1) << 30)
+            plan.event("phase_end", "forward")
+    plan.event("alloc", addr=1 << 40, bytes=MIB, stack=plan.stack(8))
+    found = kinds(plan.done()).get("checkpoint")
+    assert (found is not None) == expected
+    if found is not None:
+        assert found.saved_bytes == 60 * MIB
+        assert ("pyalloc.ops has fused attention" in found.text) == (name != "run")
+
+
 def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> None:
     """Without marks of modules, as in torch's own history."""
     packages = "/venv/lib/python3.11/site-packages"
@@ -324,14 +354,16 @@ def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> 
 
     model, linear = "timm/models/vision_transformer.py", "torch/nn/modules/linear.py"
     made = stack(("VisionTransformer.__init__", model), ("__init__", linear))
-    kept = stack(("Mlp.forward", model), ("forward", linear))
+    kept = stack(("Attention.forward", model), ("forward", linear))
     plan.event("alloc", addr=1 << 32, bytes=10 * MIB, stack=made)
     for i in range(5):
         plan.event("alloc", addr=(i + 2) << 32, bytes=20 * MIB, stack=kept)
     path = plan.done()
-    assert kinds(path)["checkpoint"].text.startswith(
-        "5 activations of Mlp.forward hold 100.0 MiB at the peak. model.set_grad_checkpointing() would recompute"
+    told = kinds(path)["checkpoint"].text
+    assert told.startswith(
+        "5 activations of Attention.forward hold 100.0 MiB at the peak. model.set_grad_checkpointing() would recompute"
     )
+    assert "pyalloc.ops" not in told  # which that model cannot call
     analysis = trace.analyse(path)
     rows = {row.name: row.bytes >> 20 for row in analysis.by_category(analysis.peak.blocks)}
     assert rows == {"activations": 100, "parameters": 10}

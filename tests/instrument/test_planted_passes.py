@@ -114,6 +114,18 @@ def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
     assert found.saved_bytes == 44 * MIB  # what the running operation needs stays
 
 
+def test_what_a_pass_frees_itself_is_not_kept(plan: Plan) -> None:
+    for number in range(3):
+        plan.event("phase_begin", "forward")
+        for i in range(3):
+            address = (10 * number + i + 1) << 30
+            plan.event("alloc", addr=address, bytes=4 * MIB, stack=plan.stack(7))
+        plan.event("alloc", addr=1 << 40, bytes=16 * MIB, stack=plan.stack(8))
+        plan.event("free_requested", addr=1 << 40)
+        plan.event("phase_end", "forward")
+    assert kinds(plan.done())["no_grad"].saved_bytes == 32 * MIB  # all but what is at work
+
+
 def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) -> None:
     """Like a generator's, large beside the activations of a discriminator."""
     for _ in range(3):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from dry_support import PATIENCE_S
 
-from pyalloc import _core, trace
+from pyalloc import _core, cli, trace
 from pyalloc.advice import advise
 from pyalloc.convert import KINDS
 from pyalloc.facts import Advice
@@ -37,22 +39,42 @@ LOOP = """
 """
 
 
+# Commands that only read and write files, and help, run in this process: Python's start would take most of their time.
+_READERS = [[name] for name in ("diff", "events", "export", "plan", "replay", "report", "top")]
+
+
 def pyalloc(
     *words: object, expect: int | None = 0, cwd: Path = ROOT, env: dict[str, str] | None = None
 ) -> str:
     """Output of `pyalloc ...`, both streams."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pyalloc", *map(str, words)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    if expect is not None and done.returncode != expect:
-        pytest.fail(f"exit code {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return done.stdout + done.stderr
+    arguments = [str(word) for word in words]
+    is_reader = arguments[:1] in _READERS or arguments[1:] == ["--help"]
+    if is_reader and env is None and cwd == Path.cwd():
+        code, out, err = _here(arguments)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyalloc", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    if expect is not None and code != expect:
+        pytest.fail(f"exit code {code}: {out[-3000:]}{err[-3000:]}")
+    return out + err
+
+
+def _here(arguments: list[str]) -> tuple[int, str, str]:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = cli.main(arguments)
+        except SystemExit as end:  # argparse's
+            assert isinstance(end.code, int)
+            code = end.code
+    return code, out.getvalue(), err.getvalue()
 
 
 class Plan:
