@@ -292,7 +292,7 @@ assert cli.main(["export", sys.argv[1], "--to", sys.argv[2], "-q", "--force", "-
 print(peak_kib())
 """
     paths = []
-    for n in (200_000, 400_000):
+    for n in (120_000, 240_000):
         own = Plan(tmp_path / f"{n}.pya")
         for i in range(n // 2):
             own.writer.event(1, addr=(i % 64 + 1) << 20, bytes=512, stack=0, time_ns=i)

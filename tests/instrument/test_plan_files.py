@@ -137,6 +137,11 @@ def test_other_files(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(PlanError, match="is not a plan, or one of another version of pyalloc"):
         planning.read(path)
+
+
+def test_no_program_runs_with_what_is_no_plan(tmp_path: Path) -> None:
+    path = tmp_path / "no.plan"
+    path.write_bytes(b"{}")
     said = pyalloc("run", "--plan", path, "python", "-c", "pass", expect=2)
     assert "make one: pyalloc plan out.pya -o FILE" in said
     assert "No such file" in pyalloc("run", "--plan", tmp_path / "none", "python", expect=2)

@@ -61,13 +61,17 @@ def test_gradients_that_are_kept_are_of_backward(plan: Plan) -> None:
 
 
 def test_three_lines_that_grow_are_enough_to_be_told_of(plan: Plan) -> None:
+    """Each with the module that it is in, if any."""
     for step in range(8):
         plan.event("step", "step", arg=step)
-        for line in range(4):
-            address = (4 * step + line + 1) << 30
-            plan.event("alloc", addr=address, bytes=(2 + line) * MIB, stack=plan.stack(line + 1))
+        for line in range(1, 5):
+            address = (4 * step + line) << 30
+            plan.event("phase_begin", f"module:layers.{step}.mlp") if line == 4 else None
+            plan.event("alloc", addr=address, bytes=line * MIB, stack=plan.stack(line))
+            plan.event("phase_end", f"module:layers.{step}.mlp") if line == 4 else None
     found = [each for each in advise(trace.analyse(plan.done())) if each.kind == "leak"]
-    assert [re.findall(r"model\.py:(\d)", each.text) for each in found] == [["4"], ["3"], ["2"]]
+    named = [re.findall(r"model\.py:(\d) work( \(in .*?\))? holds", each.text) for each in found]
+    assert named == [[("4", " (in layers.*.mlp)")], [("3", "")], [("2", "")]]
 
 
 @pytest.mark.torch

@@ -49,8 +49,8 @@ def pyalloc(
     """Output of `pyalloc ...`, both streams."""
     arguments = [str(word) for word in words]
     is_reader = arguments[:1] in _READERS or arguments[1:] == ["--help"]
-    if is_reader and env is None and cwd == Path.cwd():
-        code, out, err = _here(arguments)
+    if is_reader and env is None:
+        code, out, err = _here(arguments, cwd)
     else:
         done = subprocess.run(
             [sys.executable, "-m", "pyalloc", *arguments],
@@ -67,13 +67,17 @@ def pyalloc(
     return out + err
 
 
-def _here(arguments: list[str]) -> tuple[int, str, str]:
+def _here(arguments: list[str], cwd: Path) -> tuple[int, str, str]:
+    before = Path.cwd()
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        os.chdir(cwd)
         try:
             code = cli.main(arguments)
         except SystemExit as end:  # argparse's
             assert isinstance(end.code, int)
             code = end.code
+        finally:
+            os.chdir(before)
     return code, out.getvalue(), err.getvalue()
 
 

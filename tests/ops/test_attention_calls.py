@@ -70,12 +70,12 @@ class Marked(torch.Tensor):
     pass
 
 
-def few(sdpa, limits=(10, 3, 1000, 100, 2, 8, 1), offer=None):
+def few(sdpa, limits=(10, 3, 1000, 100, 2, 8, 1), offer=None, quiet=()):
     """As the op has it, with another kernel in the place of torch's and none in the place of ours."""
     compiler = {"_is_compiling_flag": False}
     modes = (lambda: False), torch.is_grad_enabled, (lambda _: "hooks")
     parts = torch.Tensor, torch.nn.Parameter, torch.float32, compiler, *modes, sdpa, offer, {}
-    ours = {}, {}, None, {"_current_level": -1}, (), None, None, None
+    ours = {}, {}, None, {"_current_level": -1}, quiet, None, None, None
     return attention_plain((*parts, *ours), limits)
 
 
@@ -124,6 +124,9 @@ def test_rule_for_torchs_kernel(mark):
     for wrong in ((), (None, (1,) * 7), ((1, 2), (1,) * 7), ((None,) * 18, (1,) * 7)):
         with pytest.raises(TypeError):
             attention_plain(*wrong)
+    for wrong in (None, (len,), ((len,),), ((len, 1, 2),)):
+        with pytest.raises(TypeError):
+            few(None, quiet=wrong)
 
 
 def test_only_bare_calls_are_torchs():
