@@ -128,6 +128,15 @@ def test_masks_and_wholly_masked_rows(mask_shape, attention_isa):
     assert not torch.isnan(out).any() and not out[:, :, 0].any()
 
 
+@pytest.mark.parametrize("of", [(2, 4, 3, 140), (4, 1, 140), (2, 1, 3, 1), (3, 140)], ids=str)
+def test_biases_and_masks_of_few_queries(of, attention_isa):
+    """Which have a kernel of their own."""
+    mask = torch.rand(of) > 0.3
+    if 3 in of:
+        mask[..., :1, :] = False
+    compare((*problem(2, 4, 2, 3, 140, 20, 20), torch.randn(of)), mask=mask)
+
+
 def test_infinite_bias_hides_keys(attention_isa):
     q, k, v = problem(1, 2, 2, 30, 40, 16, 16)
     bias = torch.zeros(30, 40)
