@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* RTLD_DEFAULT, with glibc 2.31 */
 #include "torch_symbols.h"
 
 #include <dlfcn.h>
