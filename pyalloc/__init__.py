@@ -4,7 +4,16 @@
 """
 
 from pyalloc.config import Config
-from pyalloc.errors import AllocatorError, ConfigError, InstallError, PlanError, PyallocError
+from pyalloc.errors import (
+    AllocatorError,
+    ConfigError,
+    InstallError,
+    OpError,
+    PlanError,
+    PyallocError,
+    TraceError,
+    UsageError,
+)
 from pyalloc.figures import add_scalars, scalars, stats
 from pyalloc.install import Handle, install, status, uninstall
 from pyalloc.limits import get_limit, on_pressure, reserve, set_limit, trim
@@ -22,8 +31,11 @@ __all__ = [
     "ConfigError",
     "Handle",
     "InstallError",
+    "OpError",
     "PlanError",
     "PyallocError",
+    "TraceError",
+    "UsageError",
     "__version__",
     "add_scalars",
     "get_limit",

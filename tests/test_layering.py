@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import pyalloc
+
 ROOT = Path(__file__).parent.parent
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "pyalloc"
@@ -143,6 +145,13 @@ def test_package_init_only_re_exports() -> None:
         told = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else None
         is_fact = told in ("__all__", "__version__")  # which pyproject.toml reads without importing
         assert isinstance(node, allowed) or is_docstring or is_fact, ast.unparse(node)
+
+
+def test_all_errors_are_caught_by_names_of_the_package() -> None:
+    """Docstrings name them: `except pyalloc.UsageError`."""
+    tree = ast.parse((PACKAGE / "errors.py").read_text())
+    errors = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert errors <= set(pyalloc.__all__)
 
 
 def imported(path: Path) -> set[str]:
