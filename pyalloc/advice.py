@@ -269,7 +269,11 @@ def _old_gradients(analysis: Analysis) -> list[Block]:
     """Gradients at the peak that certainly nothing uses any more."""
     if _is_accumulating(analysis) or not knows_backwards(analysis):
         return []
-    found = [b for b in analysis.peak.blocks if analysis.category(b) == "gradients"]
+    found = [
+        b
+        for b in analysis.peak.blocks
+        if analysis.category(b) == "gradients" and not source.is_bucket(analysis.frames(b.stack))
+    ]
     return found if not _has_optimizers(analysis) else _dropped_unused(found, analysis)
 
 

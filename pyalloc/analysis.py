@@ -496,6 +496,8 @@ class Analysis:
         name = self._optimizer(block.stack) if "state" in category else ""
         if block.alloc_event in self.workspaces:
             name = "cuBLAS"
+        elif source.is_bucket(self.frames(block.stack)):
+            name = "DistributedDataParallel's buckets"
         return f"{category} ({name})" if name else category
 
     def _optimizer(self, stack: int) -> str:
@@ -522,7 +524,7 @@ class Analysis:
         """What a block without a stack is, judged by its size and phase."""
         if block.phase != "backward":
             return self._line(block, {})
-        if any(other.stack for other in family) or self.category(block) == "gradients":
+        if any(self.where(other.stack) for other in family) or self.category(block) == "gradients":
             return "gradient, made in backward"
         is_workspace = block.bytes in CUBLAS_WORKSPACES
         return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")

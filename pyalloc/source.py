@@ -202,6 +202,8 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
     if further is not None:
         return further
     files = [frame for frame in frames if frame[1].endswith(".py")]
+    if files and _BACKWARD.search(files[0][1]):
+        return None  # a backward pass within one, such as a checkpoint's
     for name, file, line in (*(f for f in files if not _is_route(f)), *files):
         return Place(file, line, name)
     return None
@@ -215,8 +217,8 @@ def _is_route(frame: Frame) -> bool:
 
 def nameless(frames: tuple[Frame, ...], phase: str) -> str:
     """What is known about a request without a line of Python; phase: the one it was made in."""
-    is_backward = phase == "backward" or is_autograd(frames)
-    return "backward (no Python stack)" if is_backward else "(no stack)"
+    is_known = phase == "backward" or (bool(frames) and is_backward(frames))
+    return "backward (no Python stack)" if is_known else "(no stack)"
 
 
 def name(frames: tuple[Frame, ...], phase: str = "") -> str:
@@ -258,6 +260,13 @@ def is_backward(frames: tuple[Frame, ...]) -> bool:
 def is_checkpoint(frames: tuple[Frame, ...]) -> bool:
     """Does torch.utils.checkpoint run this?"""
     return any(file.endswith("/torch/utils/checkpoint.py") for _, file, _ in frames)
+
+
+def is_bucket(frames: tuple[Frame, ...]) -> bool:
+    """Is this one of DistributedDataParallel's buckets, in which it adds up gradients over the ranks?"""
+    name, file = next(((n, f) for n, f, _ in frames if not is_cpp(f)), ("", ""))
+    makes = name in ("_ddp_init_helper", "_pre_forward")
+    return makes and file.endswith("/torch/nn/parallel/distributed.py")
 
 
 def is_loaded(frames: tuple[Frame, ...]) -> bool:

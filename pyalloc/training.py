@@ -27,6 +27,7 @@ def advice(analysis: Analysis) -> Iterator[Advice]:
     yield from _foreach(analysis)
     yield from _logits(analysis)
     yield from _one_backward(analysis)
+    yield from _buckets(analysis)
 
 
 def _is_worth(saved: int, analysis: Analysis) -> bool:
@@ -163,3 +164,28 @@ def _by_pass(run: list[Phase], analysis: Analysis) -> list[list[Block]]:
         if i < len(run) and run[i].begin < block.alloc_event and is_activation:
             found[i].append(block)
     return [found[i] for i in sorted(found)]
+
+
+def _buckets(analysis: Analysis) -> Iterator[Advice]:
+    """Gradients beside DistributedDataParallel's buckets, which hold the same numbers."""
+    buckets, gradients = [], []
+    for block in analysis.peak.blocks:
+        if source.is_bucket(analysis.frames(block.stack)):
+            buckets.append(block)
+        elif analysis.category(block) == "gradients":
+            gradients.append(block)
+    held = sum(block.bytes for block in buckets)
+    # One at a time is still made beside its bucket.
+    twice = min(
+        held, sum(b.bytes for b in gradients) - max((b.bytes for b in gradients), default=0)
+    )
+    saved = min(twice, falls_by(gradients, analysis, ("backward", "optimizer")))
+    if _is_worth(saved, analysis):
+        yield Advice(
+            "buckets",
+            f"Gradients are held twice at the peak: DistributedDataParallel keeps {size(held)} in buckets besides. "
+            "Pass gradient_as_bucket_view=True to it (in Lightning to DDPStrategy, in Accelerate to "
+            "DistributedDataParallelKwargs), so that they lie in the buckets. "
+            f"That would lower the peak by about {size(saved)}.",
+            saved,
+        )

@@ -51,6 +51,19 @@ def test_what_transformers_loads_to_the_device_is_parameters(plan: Plan) -> None
     assert [found.category(block) for block in found.peak.blocks] == ["parameters"]
 
 
+def test_what_distributed_data_parallel_makes_itself_is_buckets(plan: Plan) -> None:
+    """It makes them again in the second forward pass; there it also copies outputs, in other functions."""
+    file = "/x/site-packages/torch/nn/parallel/distributed.py"
+    plan.event("phase_begin", "forward")
+    for i, name in enumerate(("_pre_forward", "forward"), 1):
+        stack = plan.stack(1776, name, file)
+        plan.event("alloc", addr=i << 30, bytes=MIB, stack=stack)
+    plan.event("phase_end", "forward")
+    found = trace.analyse(plan.done())
+    kinds = [found.category(block) for block in found.peak.blocks]
+    assert kinds == ["gradients", "activations"]
+
+
 @pytest.mark.parametrize("is_differentiated_again", [False, True])
 def test_what_goes_in_a_later_backward_is_a_gradient(
     plan: Plan, is_differentiated_again: bool
@@ -73,6 +86,18 @@ def test_what_goes_in_a_later_backward_is_a_gradient(
     kinds = [found.category(block) for block in found.peak.blocks]
     kept = "backward temporaries" if is_differentiated_again else "gradients"
     assert kinds == [kept, *["backward temporaries"] * 2]
+
+
+def test_what_backward_drops_again_is_not_named_a_gradient(plan: Plan) -> None:
+    """The scratch memory of a sum, say.  In a dry run its stack has pyalloc's own frames, and no others."""
+    plan.event("phase_begin", "backward")
+    stack = plan.stack(1, "sized", "/x/pyalloc/_bootstrap/sizes.py")
+    plan.event("alloc", addr=1 << 30, bytes=2 * MIB, stack=stack)
+    plan.event("free_requested", addr=1 << 30)
+    plan.event("free_completed", addr=1 << 30)
+    plan.event("phase_end", "backward")
+    found = trace.analyse(plan.done())
+    assert [row.name for row in found.contributors(found.peak)] == ["2.0 MiB: made in backward"]
 
 
 def test_state_of_a_step_that_ran_out_of_memory_is_state(record: Record) -> None:

@@ -152,6 +152,17 @@ def test_where_nothing_is_the_users_torchs_way_to_a_kernel_is_the_last_to_be_nam
     assert source.name((router,)) == "_native/registry.py:958 eager_router"
 
 
+def test_a_backward_pass_within_one_is_no_line_of_torchs() -> None:
+    """A reentrant checkpoint's, on a thread of autograd's."""
+    engine = ("_engine_run_backward", "/x/site-packages/torch/autograd/graph.py", 1072)
+    within = ("backward", "/x/site-packages/torch/utils/checkpoint.py", 321)
+    frames = (engine, within, ("apply", "/x/site-packages/torch/autograd/function.py", 300))
+    assert source.place(frames) is None
+    assert source.nameless(frames, "") == "backward (no Python stack)"
+    line = ("main", "/home/me/train.py", 7)
+    assert str(source.place((engine, line))) == "me/train.py:7 main"
+
+
 def test_the_modes_of_torch_that_a_call_passes_are_its_way_to_a_kernel_too() -> None:
     """As in the backward of a function that torch.compile captures in CUDA graphs."""
     torch = "/x/site-packages/torch"
