@@ -187,6 +187,7 @@ def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
     try:
         with files.writing(path) as file:
             yield file
+            check_output(path, force)  # somebody else may have made it meanwhile
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
 

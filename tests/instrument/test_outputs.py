@@ -18,8 +18,8 @@ import pytest
 from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import ROOT, Plan, pyalloc, small_trace
-from pyalloc import cli, trace
-from pyalloc.errors import TraceError
+from pyalloc import cli, console, trace
+from pyalloc.errors import TraceError, UsageError
 
 
 def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path) -> None:
@@ -40,6 +40,14 @@ def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path
         assert "write to another file" in told
     pyalloc("export", snapshot, "--to", "json")
     assert json.loads((tmp_path / "snapshot.json").read_text())["file"] == str(snapshot)
+
+
+def test_a_file_that_was_made_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    with pytest.raises(UsageError, match="already exists"), console.writing(target, False) as file:
+        file.write(b"of the slower of two commands")
+        target.write_text("of the faster")
+    assert target.read_text() == "of the faster" and list(tmp_path.iterdir()) == [target]
 
 
 def test_figures_of_a_dry_run_do_not_replace_its_recording(tmp_path: Path) -> None:
