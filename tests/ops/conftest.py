@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,16 +50,27 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
+@contextlib.contextmanager
+def building(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A folder to build something in, which all workers of pytest-xdist share; one at a time."""
+    own = factory.getbasetemp()
+    out = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    out.mkdir(exist_ok=True)
+    with open(out / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield out
+
+
 @pytest.fixture(scope="session")
 def emulated_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The CPU kernels with AMX's tiles in plain C, which serve every shape."""
-    out = tmp_path_factory.mktemp("emulated_tiles")
     narrow = ("HAVE_AVX2=no", "HAVE_AVX512=no", "HAVE_AMX=emulated")
-    places = (f"OUT={out}", f"OBJ={out}/obj")
     source = Path(__file__).parents[2] / "csrc" / "ops"
-    command = ["make", "-s", "-C", str(source), *places, *narrow, f"{out}/libpyalloc_ops.so"]
-    subprocess.run(command, check=True)
-    return out / "libpyalloc_ops.so"
+    with building(tmp_path_factory, "emulated_tiles") as out:
+        library = out / "libpyalloc_ops.so"
+        places = (f"OUT={out}", f"OBJ={out}/obj")
+        subprocess.run(["make", "-s", "-C", source, *places, *narrow, library], check=True)
+    return library
 
 
 @pytest.fixture
@@ -95,7 +108,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The CUDA kernels compiled for the CPU, behind the driver's interface."""
     from .emulation import build
 
-    built = build(tmp_path_factory.mktemp("emulator"))
+    with building(tmp_path_factory, "emulator") as out:
+        built = build(out)
     if built is None:
         pytest.skip("the emulation needs a C++ compiler")
     return built
