@@ -60,19 +60,19 @@ few_write_bias(const struct pya_ops_attention *a, const real *ds, struct att_blo
     }
 }
 
-/* Gradients of keys or of values: where those of the block's first key are, and what they are of. */
+/* Gradients of a block's keys or values: scaled sums of rows of n_r queries, with weights for each key. */
 struct few_sums {
-    struct pya_ops_heads to;
-    const real *s;         /* weights of the queries, [n_r][ATT_K] */
-    struct few_rows terms; /* what they weigh */
-    ptrdiff_t dim;
+    real *to; /* [][row]: those of its first key, and of the others */
+    ptrdiff_t row, dim;
+    const real *s; /* [n_r][ATT_K] */
+    struct few_rows terms;
     real scale;
     int n_r;
     bool add; /* to what an earlier unit wrote */
 };
 
 static inline __attribute__((always_inline)) void
-few_sum_tile(const struct few_sums *x, real *to, int k, ptrdiff_t d, const int nk, const int nv) {
+few_sum_tile(const struct few_sums *x, int k, ptrdiff_t d, const int nk, const int nv) {
     vr acc[FEW_KEYS][FEW_NV];
 #pragma GCC unroll 4
     for (int j = 0; j < nk; j++) {
@@ -99,7 +99,7 @@ few_sum_tile(const struct few_sums *x, real *to, int k, ptrdiff_t d, const int n
         for (int v = 0; v < nv; v++) {
             const ptrdiff_t at = d + v * VW;
             const int n = x->dim - at < VW ? (int)(x->dim - at) : VW;
-            real *dst = to + (k + j) * x->to.s + at;
+            real *dst = x->to + (k + j) * x->row + at;
             const vr before = x->add ? v_ld_n(dst, n) : v_set(0);
             v_st_n(dst, v_fma(acc[j][v], scale, before), n);
         }
@@ -107,25 +107,25 @@ few_sum_tile(const struct few_sums *x, real *to, int k, ptrdiff_t d, const int n
 }
 
 static inline __attribute__((always_inline)) void
-few_sum_vectors(const struct few_sums *x, real *to, int n, ptrdiff_t d, const int nv) {
+few_sum_vectors(const struct few_sums *x, int n, ptrdiff_t d, const int nv) {
     int k = 0;
     for (; k + FEW_KEYS <= n; k += FEW_KEYS) {
-        few_sum_tile(x, to, k, d, FEW_KEYS, nv);
+        few_sum_tile(x, k, d, FEW_KEYS, nv);
     }
     for (; k < n; k++) {
-        few_sum_tile(x, to, k, d, 1, nv);
+        few_sum_tile(x, k, d, 1, nv);
     }
 }
 
 /* Of n keys. */
 static void
-few_sum(const struct few_sums *x, real *to, int n) {
+few_sum(const struct few_sums *x, int n) {
     ptrdiff_t d = 0;
     for (; d + (FEW_NV - 1) * VW < x->dim; d += FEW_NV * VW) {
-        few_sum_vectors(x, to, n, d, FEW_NV);
+        few_sum_vectors(x, n, d, FEW_NV);
     }
     for (; d < x->dim; d += VW) {
-        few_sum_vectors(x, to, n, d, 1);
+        few_sum_vectors(x, n, d, 1);
     }
 }
 
@@ -159,15 +159,24 @@ few_block(
     if (r->want_q && a->d_q.p != NULL) {
         few_values(w->ds, w->dq, u.n, keys, n, k0 == r->k0);
     }
-    const bool add = u.r0 > 0;
+    struct few_sums sums = {.n_r = u.n, .add = u.r0 > 0};
     if (r->want_kv && a->d_v.p != NULL) {
-        const struct few_sums x = {a->d_v, w->p, w->grad, (ptrdiff_t)a->dim_v, 1, u.n, add};
-        few_sum(&x, att_row_out(a->d_v, u.b, u.kv, k0), n);
+        sums.to = att_row_out(a->d_v, u.b, u.kv, k0);
+        sums.row = (ptrdiff_t)a->d_v.s;
+        sums.dim = (ptrdiff_t)a->dim_v;
+        sums.s = w->p;
+        sums.terms = w->grad;
+        sums.scale = 1;
+        few_sum(&sums, n);
     }
     if (r->want_kv && a->d_k.p != NULL) {
-        const real log2 = (real)(1 / att_log2e);
-        const struct few_sums x = {a->d_k, w->ds, w->q, (ptrdiff_t)a->dim, log2, u.n, add};
-        few_sum(&x, att_row_out(a->d_k, u.b, u.kv, k0), n);
+        sums.to = att_row_out(a->d_k, u.b, u.kv, k0);
+        sums.row = (ptrdiff_t)a->d_k.s;
+        sums.dim = (ptrdiff_t)a->dim;
+        sums.s = w->ds;
+        sums.terms = w->q;
+        sums.scale = (real)(1 / att_log2e); /* the queries have the rest */
+        few_sum(&sums, n);
     }
 }
 
