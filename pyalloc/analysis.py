@@ -498,6 +498,8 @@ class Analysis:
             name = "cuBLAS"
         elif source.is_bucket(self.frames(block.stack)):
             name = "DistributedDataParallel's buckets"
+        elif source.is_gathered(self.frames(block.stack)):
+            name = "gathered by FSDP"
         return f"{category} ({name})" if name else category
 
     def _optimizer(self, stack: int) -> str:

@@ -39,6 +39,8 @@ def by_function(frames: tuple[Frame, ...]) -> str:
         return "temporaries"
     if source.is_bucket(frames):
         return "gradients"
+    if source.is_gathered(frames):
+        return "parameters"
     # A step that runs out of memory makes state that it may take with it.
     makes_state = any(name == "_init_group" and "/torch/optim/" in file for name, file, _ in frames)
     return "optimizer state" if makes_state else ""

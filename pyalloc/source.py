@@ -269,6 +269,11 @@ def is_bucket(frames: tuple[Frame, ...]) -> bool:
     return makes and file.endswith("/torch/nn/parallel/distributed.py")
 
 
+def is_gathered(frames: tuple[Frame, ...]) -> bool:
+    """Is this for parameters that FSDP2 gathers from all ranks?"""
+    return any(n == "alloc_storage" and f.endswith("/_fsdp_param.py") for n, f, _ in frames)
+
+
 def is_loaded(frames: tuple[Frame, ...]) -> bool:
     """Does torch.load() bring this to the device?"""
     return any(name == "load" and f.endswith("/torch/serialization.py") for name, f, _ in frames)

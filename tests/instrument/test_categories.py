@@ -64,6 +64,17 @@ def test_what_distributed_data_parallel_makes_itself_is_buckets(plan: Plan) -> N
     assert kinds == ["gradients", "activations"]
 
 
+def test_parameters_that_fsdp_gathers_are_no_activations(plan: Plan) -> None:
+    """Those of its root stay from the forward pass to the end of backward."""
+    file = "/x/site-packages/torch/distributed/fsdp/_fully_shard/_fsdp_param.py"
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=1 << 30, bytes=MIB, stack=plan.stack(1303, "alloc_storage", file))
+    plan.event("phase_end", "forward")
+    found = trace.analyse(plan.done())
+    rows = found.contributors(found.peak)
+    assert [row.name for row in rows] == ["parameters (gathered by FSDP)"]
+
+
 @pytest.mark.parametrize("is_differentiated_again", [False, True])
 def test_what_goes_in_a_later_backward_is_a_gradient(
     plan: Plan, is_differentiated_again: bool
