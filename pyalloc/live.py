@@ -94,9 +94,8 @@ def _lines(n: int) -> list[dict[str, Any]]:
     for segment in snapshots.segments():
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
-                frames = tuple(
-                    (f["name"], f["filename"], f["line"]) for f in block.get("frames") or ()
-                )
+                made = [(f["name"], f["filename"], f["line"]) for f in block.get("frames") or ()]
+                frames = tuple(source.without_bootstrap(made))
                 row = sums.setdefault(source.name(frames), [0, 0])
                 row[0] += block["size"]
                 row[1] += 1

@@ -109,6 +109,14 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
     assert "cannot be watched yet: run `pyalloc attach " in pyalloc("stats", os.getpid(), expect=2)
 
 
+def test_a_dry_runs_own_code_is_no_line_that_holds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = {"name": "call", "filename": "/x/pyalloc/_bootstrap/following.py", "line": 472}
+    block = {"state": "active_allocated", "size": 512, "frames": [frame]}
+    monkeypatch.setattr(live.snapshots, "segments", lambda: [{"blocks": [block]}])
+    held = {"name": "backward (no Python stack)", "bytes": 512, "blocks": 1}
+    assert live._lines(1) == [held]
+
+
 @pytest.mark.torch
 def test_who_asks_for_lines_does_not_make_the_program_import_the_compiler(
     dry_python: RunPython,
