@@ -12,6 +12,7 @@ from pyalloc.facts import Advice, Phase
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.idle import is_freed, runs_of
 from pyalloc.moments import Block
+from pyalloc.source import Frame, Place
 from pyalloc.units import size
 
 _SHARE = 0.05  # of the peak: saving less is not worth a word
@@ -39,9 +40,9 @@ def _foreach(analysis: Analysis) -> Iterator[Advice]:
     found = [
         block
         for block in analysis.peak.blocks
-        if analysis.category(block) == "temporaries"
-        and source.optimizer(analysis.frames(block.stack))
-        and any(name.startswith("_multi_tensor_") for name, _, _ in analysis.frames(block.stack))
+        if block.phase == "optimizer"
+        and analysis.category(block) == "temporaries"
+        and _is_of_all(analysis.frames(block.stack))
     ]
     if not found:
         return
@@ -55,7 +56,8 @@ def _foreach(analysis: Analysis) -> Iterator[Advice]:
     way = (
         "Pass fused=True to the optimizer to make none of them."
         if name in _FUSED
-        else "Pass foreach=False to the optimizer to make those of one parameter at a time."
+        else f"Pass foreach=False to the optimizer{', if it takes it,' * (not name)} to make those of one parameter at "
+        "a time."
     )
     yield Advice(
         "foreach",
@@ -63,6 +65,17 @@ def _foreach(analysis: Analysis) -> Iterator[Advice]:
         f"(foreach). {way} That would lower the peak by about {size(saved)}.",
         saved,
     )
+
+
+def _is_of_all(frames: tuple[Frame, ...]) -> bool:
+    """Does an optimizer, of torch's or another library's, take all parameters at once here?"""
+    line = next(
+        (Place(file, line, name) for name, file, line in frames if file.endswith(".py")), None
+    )
+    if line is not None and "_foreach_" in source.text_of(line):
+        return True
+    is_torchs = bool(source.optimizer(frames))
+    return is_torchs and any(name.startswith("_multi_tensor_") for name, _, _ in frames)
 
 
 def _is_of_classes(stack: int, analysis: Analysis) -> bool:

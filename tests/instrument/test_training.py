@@ -41,6 +41,27 @@ FOREACH = (
         optimizer.step()
 """
 )
+OF_OTHERS = (
+    LAYERS
+    + """
+    class Signed(torch.optim.Optimizer):
+        def __init__(self, parameters, foreach):
+            super().__init__(parameters, {"lr": 0.1})
+            self.groups = [list(parameters)] if foreach else [[each] for each in parameters]
+        @torch.no_grad()
+        def step(self):
+            for group in self.groups:
+                signs = torch._foreach_sign([each.grad for each in group])
+                torch._foreach_add_(group, signs, alpha=-0.1)
+                del signs
+    model = layers(24, 512)
+    optimizer = Signed(list(model.parameters()), foreach=FOREACH)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(64, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+"""
+)
 LOGITS = (
     LAYERS
     + """
@@ -206,6 +227,7 @@ RETAINED = (
             {"BEFORE": "optimizer.zero_grad()", "AFTER": ""},
         ),
         ("foreach", FOREACH, {"FUSED": ""}, {"FUSED": ", fused=True"}),
+        ("foreach", OF_OTHERS, {"FOREACH": "True"}, {"FOREACH": "False"}),
         ("logits", LOGITS, {"LOSS": "loss = loss_of(hidden, targets)"}, {"LOSS": IN_PARTS}),
         (
             "logits",
@@ -257,6 +279,7 @@ RETAINED = (
         *(
             "zero_grad",
             "foreach",
+            "another_librarys",
             "logits",
             "log_softmax",
             "buckets",
