@@ -121,6 +121,7 @@ def test_the_next_command_has_the_settings_of_the_replay(plan: Plan, tmp_path: P
     """Without its plan a program did not fit into the smallest memory that was found with it."""
     path, made = small_trace(plan), tmp_path / "a plan"
     pyalloc("plan", path, "-o", made)
+    assert pyalloc("replay", path).endswith(f"next: pyalloc replay {path} --find-min\n")
     typed = ("--policy", "pyalloc", "--conf", "memory:tight", "--plan", made)
     told = pyalloc("replay", path, *typed, "--passes", "2").splitlines()[-1]
     settings = f"--policy pyalloc --conf memory:tight --plan '{made}' --passes 2"
