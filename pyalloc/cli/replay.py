@@ -200,16 +200,15 @@ def _next(
 ) -> str:
     if info["n_ooms"]:  # it would fail again with what is enough for the trace
         return f"pyalloc report {console.quoted(args.file)}"
-    if least:
-        name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
-        if name:
-            mib = -(-least[name]["safe_bytes"] // 2**20)
-            n_devices = max(info["n_devices"], min(console.ranks(notes), console.ON_ONE_MACHINE))
-            devices = f" --devices {n_devices}" if n_devices > 1 else ""
-            conf, plan = _settings(args) if name == "pyalloc" else ("", "")
-            conf = f"{ENVIRONMENT}={conf} " if conf else ""
-            rest = f"--allocator {name}{plan} {console.program(notes)}"
-            return f"{conf}pyalloc dryrun --memory {mib}MiB{devices} {rest}"
+    name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
+    if name:
+        mib = -(-least[name]["safe_bytes"] // 2**20)
+        n_devices = max(info["n_devices"], min(console.ranks(notes), console.ON_ONE_MACHINE))
+        devices = f" --devices {n_devices}" if n_devices > 1 else ""
+        conf, plan = _settings(args) if name == "pyalloc" else ("", "")
+        conf = f"{ENVIRONMENT}={conf} " if conf else ""
+        rest = f"--allocator {name}{plan} {console.program(notes)}"
+        return f"{conf}pyalloc dryrun --memory {mib}MiB{devices} {rest}"
     policies = "".join(f" --policy {each}" for each in args.policy or ())
     conf, plan = _settings(args)
     conf = f" --conf {conf}" if conf else ""
