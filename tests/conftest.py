@@ -23,8 +23,12 @@ def pytest_configure() -> None:
             signal.signal(number, handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not torch"` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips the tests that need the CUDA build of PyTorch if there is none; .ci/test says so."""
+    for item in items:
+        if "dry_python" in getattr(item, "fixturenames", ()):
+            item.add_marker("torch")
     if dry_torch() is not None:
         return
     skip = pytest.mark.skip(reason="needs the CUDA build of PyTorch: make torch")
