@@ -235,7 +235,7 @@ def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_shell_would_have_taken_apart_is_told() -> None:
     with pytest.raises(UsageError, match=r"was not found; remove the quotes around the command$"):
-        launching.command("dryrun", None, [f"{sys.executable} train.py --lr 3"])
+        launching.command("dryrun", None, ["sh train.py --lr 3"])
     with pytest.raises(UsageError, match=r"put variables in front: LR=3 pyalloc dryrun \.\.\.$"):
         launching.command("dryrun", None, ["LR=3", "python", "x.py"])
     with pytest.raises(UsageError, match=r"put variables in front: A='1 2' pyalloc run \.\.\.$"):
