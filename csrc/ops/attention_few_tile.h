@@ -8,9 +8,9 @@
 #include "attention_tile.h"
 
 enum {
-    FEW_ROWS = VW >= 8 ? VW / 4 : 1, /* queries of a register tile */
-    FEW_TOGETHER = 8,                /* queries that pass over the keys together */
-    FEW_NV = 4,                      /* vectors of a register tile of results */
+    FEW_ROWS = VW / 4, /* queries of a register tile */
+    FEW_TOGETHER = 8,  /* queries that pass over the keys together */
+    FEW_NV = 4,        /* vectors of a register tile of results */
 };
 
 /* Queries of the heads that share a key head: number r is query r % n_q of the group's head r / n_q. */
@@ -131,9 +131,7 @@ few_scores(struct few_rows q, real *s, int n_r, struct few_keys keys, int n) {
     }
     if (FEW_ROWS > 2 && r + 2 <= n_r) {
         few_scores_of(few_rows_from(q, r), s + r * ATT_K, keys, n, 2);
-        r += 2;
-    }
-    if (r < n_r) {
+    } else if (r < n_r) {
         few_scores_of(few_rows_from(q, r), s + r * ATT_K, keys, n, 1);
     }
 }
@@ -264,9 +262,7 @@ few_values(
     if (FEW_ROWS > 2 && r + 2 <= n_r) {
         const struct few_tile t = {s + r * ATT_K, few_rows_from(o, r), 0, VW, is_first};
         few_values_of(t, values, n, 2);
-        r += 2;
-    }
-    if (r < n_r) {
+    } else if (r < n_r) {
         const struct few_tile t = {s + r * ATT_K, few_rows_from(o, r), 0, VW, is_first};
         few_values_of(t, values, n, 1);
     }
