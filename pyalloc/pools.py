@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyalloc.devices import index_of
+from pyalloc.errors import AllocatorError
 from pyalloc.limits import Size, get_limit, set_limit
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ def pool(
         The torch.cuda.MemPool, for `snapshot()` and for further `torch.cuda.use_mem_pool` blocks.
 
     Raises:
-        AllocatorError: a limit is given, but pyalloc is not installed.
+        AllocatorError: a limit is given, but pyalloc is not installed; or torch is older than 2.5 and has no pools.
         ConfigError: the limit is not a size, or there is no such device.
     """
     import torch
 
+    if not hasattr(torch.cuda, "MemPool"):
+        raise AllocatorError(
+            f"pool() needs torch.cuda.MemPool, which torch {torch.__version__} lacks; torch 2.5 and later have it"
+        )
     index = index_of(device)
     if limit is not None:
         get_limit(index)  # raises if pyalloc is not installed, before CUDA is started

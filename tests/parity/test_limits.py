@@ -183,6 +183,12 @@ def test_a_pool_of_another_device_is_that_devices() -> None:
     del inside, pool
 
 
+def test_a_torch_without_pools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cuda, "MemPool")
+    with pytest.raises(pyalloc.AllocatorError, match=r"torch 2\.5 and later"), pyalloc.pool():
+        pass
+
+
 def test_when_memory_of_a_pool_goes_back() -> None:
     before = torch.cuda.memory_reserved()
     with pyalloc.pool() as pool:
