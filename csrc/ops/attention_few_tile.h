@@ -8,9 +8,9 @@
 #include "attention_tile.h"
 
 enum {
-    FEW_ROWS = VW / 4, /* queries of a register tile */
-    FEW_TOGETHER = 8,  /* queries that pass over the keys together */
-    FEW_NV = 4,        /* vectors of a register tile of results */
+    FEW_ROWS = VW >= 8 ? VW / 4 : 1, /* queries of a register tile */
+    FEW_TOGETHER = 8,                /* queries that pass over the keys together */
+    FEW_NV = 4,                      /* vectors of a register tile of results */
 };
 
 /* Queries of the heads that share a key head: number r is query r % n_q of the group's head r / n_q. */
