@@ -112,7 +112,8 @@ def power_spherical_mixture_log_prob(
             raise OpError(f"{op}: dim must be an integer, got {dim!r}") from None
     if not -len(params) <= dim < len(params):
         raise OpError(f"{op}: dim must be in the component shape {params}, got {dim}")
-    dim %= len(params)
+    # A number from here on, also for a compiler to which it is symbolic, since an earlier call had another.
+    dim = next(k for k in range(len(params)) if k == dim % len(params))
     compute, result = compute_dtype(*tensors)
     key = key if all(x.dtype is compute for x in tensors) else None
     tensors = tuple(cast(x, compute) for x in tensors)

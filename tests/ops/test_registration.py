@@ -368,6 +368,16 @@ def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():
     torch.testing.assert_close(compiled(q, k, v), scaled_attention(q, k, v))
 
 
+def test_compiles_with_another_dimension_of_components_each_time():
+    """From the second call on, the compiler takes it for a symbol."""
+    torch._dynamo.reset()
+    tensors = torch.randn(8), torch.randn(3, 4, 5, 8), torch.rand(3, 4, 5), torch.randn(3, 4, 5)
+    compiled = torch.compile(power_spherical_mixture_log_prob, fullgraph=True, backend="eager")
+    for dim in (0, 1, -1):
+        right = power_spherical_mixture_log_prob(*tensors, dim=dim)
+        assert torch.equal(compiled(*tensors, dim=dim), right)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_windows_of_a_sequence_in_half_precision_compile(dynamic):
     """Torch's kernel misreads rows that overlap, whoever calls it."""
