@@ -374,7 +374,7 @@ rule_is_little_of_views(const struct rule *r, const struct rule_args *c) {
     return rule_is_little(r, c->n);
 }
 
-/* Does it serve neither of these, nor, since it scales what causal hides by -inf, such a scale? */
+/* Is it no call for torch's kernel, which is not given biases and masks, and scales what causal hides by -inf? */
 static bool
 rule_is_refused(const struct rule_args *c) {
     const bool is_turned =

@@ -185,11 +185,7 @@ few_write_queries(const struct pya_ops_attention *a, struct few_scratch *w, stru
     for (int i = 0; i < u.n; i++) {
         const struct att_block x = few_place(a, u, i);
         real *row = att_row_out(a->d_q, x.b, x.h, x.q0);
-        for (ptrdiff_t d = 0; d < (ptrdiff_t)a->dim; d += VW) {
-            const ptrdiff_t rest = (ptrdiff_t)a->dim - d;
-            const vr dq = v_mul(v_ld(w->dq.p + i * w->dq.row + d), v_set((real)a->scale));
-            v_st_n(row + d, dq, rest < VW ? (int)rest : VW);
-        }
+        few_store(row, w->dq.p + i * w->dq.row, (ptrdiff_t)a->dim, (real)a->scale);
     }
 }
 
@@ -227,20 +223,19 @@ few_range(const struct pya_ops_attention *a, struct few_scratch *w, const struct
     }
 }
 
-/* Every n_parts-th range from `part` on. */
-static int
-few_share(const struct pya_ops_attention *a, struct att_plan plan, int part, int n_parts) {
+static bool
+few_share(const struct few_work *work, int part, int n_parts) {
     struct few_scratch w;
     struct pya_scratch s = {NULL, 0};
-    few_carve(&w, &s, a);
+    few_carve(&w, &s, work->a);
     struct pya_scratch_local local;
     scratch_begin(&s, &local);
     const bool failed = s.base == NULL;
     if (!failed) {
-        few_carve(&w, &s, a);
-        for (ptrdiff_t u = part; u < att_n_units(a, plan); u += n_parts) {
-            const struct att_range r = att_unit(a, plan, u);
-            few_range(a, &w, &r);
+        few_carve(&w, &s, work->a);
+        for (ptrdiff_t u = part; u < att_n_units(work->a, work->plan); u += n_parts) {
+            const struct att_range r = att_unit(work->a, work->plan, u);
+            few_range(work->a, &w, &r);
         }
     }
     scratch_end(&s, &local);
@@ -248,20 +243,11 @@ few_share(const struct pya_ops_attention *a, struct att_plan plan, int part, int
 }
 
 static int
-few_run(const struct pya_ops_attention *a, struct att_plan plan) {
-    int failed = 0;
-    if (a->n_threads == 1) { /* a parallel region takes as long as the smallest calls */
-        failed = few_share(a, plan, 0, 1);
-    } else {
-#pragma omp parallel for num_threads(a->n_threads) schedule(static, 1) reduction(| : failed)
-        for (int i = 0; i < a->n_threads; i++) {
-            failed |= few_share(a, plan, i, a->n_threads);
-        }
-    }
-    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+few_run_plan(const struct pya_ops_attention *a, struct att_plan plan) {
+    return few_run((struct few_work){a, plan, few_share});
 }
 
 int
 PYA_FN(pya_attention_few_backward)(const struct pya_ops_attention *a) {
-    return att_divide(a, (ptrdiff_t)a->n_q, few_run);
+    return att_divide(a, (ptrdiff_t)a->n_q, few_run_plan);
 }

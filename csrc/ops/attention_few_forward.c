@@ -62,11 +62,7 @@ few_write(const struct pya_ops_attention *a, const struct few_scratch *w, struct
         const struct att_block x = few_place(a, u, i);
         const real inverse = w->sum[i] == 0 ? 0 : 1 / w->sum[i]; /* every key hidden: zeros */
         real *row = att_row_out(a->out, x.b, x.h, x.q0);
-        for (ptrdiff_t d = 0; d < (ptrdiff_t)a->dim_v; d += VW) {
-            const ptrdiff_t rest = (ptrdiff_t)a->dim_v - d;
-            const vr o = v_mul(v_ld(w->o.p + i * w->o.row + d), v_set(inverse));
-            v_st_n(row + d, o, rest < VW ? (int)rest : VW);
-        }
+        few_store(row, w->o.p + i * w->o.row, (ptrdiff_t)a->dim_v, inverse);
         if (a->stats != NULL) {
             real *top = att_tops(a, x);
             top[0] = w->top[i];
@@ -98,9 +94,9 @@ few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few
     few_write(a, w, u);
 }
 
-/* Every n_parts-th unit from `part` on. */
-static int
-few_share(const struct pya_ops_attention *a, int part, int n_parts) {
+static bool
+few_share(const struct few_work *work, int part, int n_parts) {
+    const struct pya_ops_attention *a = work->a;
     const ptrdiff_t n_rows = (ptrdiff_t)(a->n_q * (a->n_h / a->n_kv));
     const ptrdiff_t n_chunks = (n_rows + FEW_TOGETHER - 1) / FEW_TOGETHER;
     const ptrdiff_t n_units = (ptrdiff_t)(a->n_b * a->n_kv) * n_chunks;
@@ -127,14 +123,5 @@ few_share(const struct pya_ops_attention *a, int part, int n_parts) {
 
 int
 PYA_FN(pya_attention_few_forward)(const struct pya_ops_attention *a) {
-    int failed = 0;
-    if (a->n_threads == 1) { /* a parallel region takes as long as the smallest calls */
-        failed = few_share(a, 0, 1);
-    } else {
-#pragma omp parallel for num_threads(a->n_threads) schedule(static, 1) reduction(| : failed)
-        for (int i = 0; i < a->n_threads; i++) {
-            failed |= few_share(a, i, a->n_threads);
-        }
-    }
-    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+    return few_run((struct few_work){.a = a, .share = few_share});
 }

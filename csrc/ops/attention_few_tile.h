@@ -5,7 +5,7 @@
  * Long because a register tile has a loop for each of its dimensions. */
 #include <string.h>
 
-#include "attention_tile.h"
+#include "attention_plan.h"
 
 enum {
     FEW_ROWS = VW >= 8 ? VW / 4 : 1, /* queries of a register tile */
@@ -76,9 +76,13 @@ few_load(
     }
 }
 
-static inline struct few_rows
-few_rows_from(struct few_rows x, int r) {
-    return (struct few_rows){x.p + r * x.row, x.row};
+/* Writes dim numbers of a row, times factor. */
+static inline void
+few_store(real *dst, const real *row, ptrdiff_t dim, real factor) {
+    for (ptrdiff_t d = 0; d < dim; d += VW) {
+        const vr each = v_mul(v_ld(row + d), v_set(factor));
+        v_st_n(dst + d, each, dim - d < VW ? (int)(dim - d) : VW);
+    }
 }
 
 /* Scores of nr queries and VW / nr keys, of which n exist; the last of them takes the place of the others. */
@@ -125,14 +129,15 @@ few_scores_of(struct few_rows q, real *s, struct few_keys keys, int n, const int
 /* s[i][k]: the product of row i of q and of key k. */
 static inline void
 few_scores(struct few_rows q, real *s, int n_r, struct few_keys keys, int n) {
-    int r = 0;
-    for (; n_r - r > FEW_ROWS / 2; r += FEW_ROWS) {
-        few_scores_of(few_rows_from(q, r), s + r * ATT_K, keys, n, FEW_ROWS);
+    for (; n_r > FEW_ROWS / 2; n_r -= FEW_ROWS) {
+        few_scores_of(q, s, keys, n, FEW_ROWS);
+        q.p += FEW_ROWS * q.row;
+        s += FEW_ROWS * ATT_K;
     }
-    if (FEW_ROWS > 2 && r + 2 <= n_r) {
-        few_scores_of(few_rows_from(q, r), s + r * ATT_K, keys, n, 2);
-    } else if (r < n_r) {
-        few_scores_of(few_rows_from(q, r), s + r * ATT_K, keys, n, 1);
+    if (FEW_ROWS > 2 && n_r >= 2) {
+        few_scores_of(q, s, keys, n, 2);
+    } else if (n_r > 0) {
+        few_scores_of(q, s, keys, n, 1);
     }
 }
 
@@ -254,16 +259,37 @@ few_values_of(struct few_tile t, struct few_keys values, int n, const int nr) {
 static inline void
 few_values(
     const real *s, struct few_rows o, int n_r, struct few_keys values, int n, bool is_first) {
-    int r = 0;
-    for (; n_r - r > FEW_ROWS / 2; r += FEW_ROWS) {
-        const struct few_tile t = {s + r * ATT_K, few_rows_from(o, r), 0, VW, is_first};
+    struct few_tile t = {s, o, 0, VW, is_first};
+    for (; n_r > FEW_ROWS / 2; n_r -= FEW_ROWS) {
         few_values_of(t, values, n, FEW_ROWS);
+        t.s += FEW_ROWS * ATT_K;
+        t.o.p += FEW_ROWS * o.row;
     }
-    if (FEW_ROWS > 2 && r + 2 <= n_r) {
-        const struct few_tile t = {s + r * ATT_K, few_rows_from(o, r), 0, VW, is_first};
+    if (FEW_ROWS > 2 && n_r >= 2) {
         few_values_of(t, values, n, 2);
-    } else if (r < n_r) {
-        const struct few_tile t = {s + r * ATT_K, few_rows_from(o, r), 0, VW, is_first};
+    } else if (n_r > 0) {
         few_values_of(t, values, n, 1);
     }
+}
+
+/* What a kernel has to do; share does every n_parts-th unit of it from `part` on.  True: out of memory. */
+struct few_work {
+    const struct pya_ops_attention *a;
+    struct att_plan plan; /* of a backward */
+    bool (*share)(const struct few_work *work, int part, int n_parts);
+};
+
+static inline int
+few_run(struct few_work work) {
+    const int n = work.a->n_threads;
+    bool failed = false;
+    if (n == 1) { /* a parallel region takes as long as the smallest calls */
+        failed = work.share(&work, 0, 1);
+    } else {
+#pragma omp parallel for num_threads(n) schedule(static, 1) reduction(|| : failed)
+        for (int i = 0; i < n; i++) {
+            failed = work.share(&work, i, n) || failed;
+        }
+    }
+    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
 }
