@@ -89,7 +89,7 @@ backward_block(
     if (r->want_q && a->d_q.p != NULL) {
         struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), 1, a->k.s};
         struct pya_tile_b ds = {w->dp, ATT_LD};
-        struct pya_tile_c dst = {w->dqt, ATT_LD, 1};
+        struct pya_tile_c dst = {w->dqt, ATT_LD, x.k0 > r->k0};
         tile_multiply(d, x.nq, x.nk, keys, ds, dst);
     }
     if (r->want_kv) {
@@ -116,7 +116,9 @@ backward_queries(
     const ptrdiff_t visible = att_visible(a, x.q0, x.nq);
     const ptrdiff_t end = r->k1 < visible ? r->k1 : visible;
     backward_load_queries(a, w, x);
-    memset(w->dqt, 0, (size_t)(d * ATT_LD) * sizeof(real));
+    if (end <= r->k0) { /* else the first block overwrites */
+        memset(w->dqt, 0, (size_t)(d * ATT_LD) * sizeof(real));
+    }
     for (x.k0 = r->k0; x.k0 < end; x.k0 += ATT_K) {
         x.nk = (int)(end - x.k0 < ATT_K ? end - x.k0 : ATT_K);
         backward_block(a, w, x, r);

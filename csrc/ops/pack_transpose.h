@@ -30,25 +30,58 @@ pack_columns_8x8(__m256 out[8], const real *src, ptrdiff_t src_row) {
     }
 }
 
+/* The same of fewer rows, or of fewer numbers; what is missing is zero. */
 static inline void
-pack_transpose_8x8(real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row) {
-    __m256 x[8];
-    pack_columns_8x8(x, src, src_row);
+pack_columns_part(__m256 out[8], const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n) {
+    static const int there[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    const __m256i mask = _mm256_loadu_si256((const __m256i *)(const void *)(there + 8 - n));
+    _Alignas(32) real whole[64];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        _mm256_storeu_ps(dst + i * dst_row, x[i]);
+        _mm256_store_ps(
+            whole + 8 * i,
+            i < rows ? _mm256_maskload_ps(src + i * src_row, mask) : _mm256_setzero_ps());
+    }
+    pack_columns_8x8(out, whole, 8);
+}
+
+/* Returns how many columns there are, of at most eight rows and eight numbers of each. */
+static inline __attribute__((always_inline)) ptrdiff_t
+pack_columns(__m256 out[8], const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n) {
+    if (rows < 8 || n < 8) {
+        pack_columns_part(out, src, src_row, rows, n < 8 ? n : 8);
+    } else {
+        pack_columns_8x8(out, src, src_row);
+    }
+    return n < 8 ? n : 8;
+}
+
+static inline __attribute__((always_inline)) void
+pack_transpose_8x8(
+    real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n) {
+    __m256 x[8];
+    const ptrdiff_t columns = pack_columns(x, src, src_row, rows, n);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        if (i < columns) {
+            _mm256_storeu_ps(dst + i * dst_row, x[i]);
+        }
     }
 }
 
 /* dst[j][i] += scale * src[i][j] */
-static inline void
-pack_add_8x8(real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, real scale) {
+static inline __attribute__((always_inline)) void
+pack_add_8x8(
+    real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,
+    real scale) {
     __m256 x[8];
-    pack_columns_8x8(x, src, src_row);
+    const ptrdiff_t columns = pack_columns(x, src, src_row, rows, n);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        real *p = dst + i * dst_row;
-        _mm256_storeu_ps(p, _mm256_fmadd_ps(_mm256_set1_ps(scale), x[i], _mm256_loadu_ps(p)));
+        if (i < columns) {
+            real *p = dst + i * dst_row;
+            _mm256_storeu_ps(p, _mm256_fmadd_ps(_mm256_set1_ps(scale), x[i], _mm256_loadu_ps(p)));
+        }
     }
 }
 #endif
@@ -58,55 +91,62 @@ static inline void
 pack_transpose(
     real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,
     ptrdiff_t padded) {
-    ptrdiff_t j0 = 0;
     ptrdiff_t i8 = 0;
 #if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
-    i8 = rows / 8 * 8;
-    j0 = n / 8 * 8;
+    i8 = (rows + 7) / 8 * 8;
+    if (i8 > padded) { /* no room for a whole vector: the rest are single numbers */
+        i8 = rows / 8 * 8;
+    }
     /* walk along whole rows of the side with the larger row stride: fewer lines compete for each cache set */
     if (dst_row > src_row) {
-        for (ptrdiff_t j = 0; j < j0; j += 8) {
+        for (ptrdiff_t j = 0; j < n; j += 8) {
             for (ptrdiff_t i = 0; i < i8; i += 8) {
-                pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+                pack_transpose_8x8(
+                    dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, rows - i,
+                    n - j);
             }
         }
     } else {
         for (ptrdiff_t i = 0; i < i8; i += 8) {
-            for (ptrdiff_t j = 0; j < j0; j += 8) {
-                pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+            for (ptrdiff_t j = 0; j < n; j += 8) {
+                pack_transpose_8x8(
+                    dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, rows - i,
+                    n - j);
             }
         }
     }
-#endif
-    for (ptrdiff_t j = 0; j < n; j++) {
-        for (ptrdiff_t i = j < j0 ? i8 : 0; i < rows; i++) {
-            dst[j * dst_row + i] = src[i * src_row + j];
+    for (; i8 + 8 <= padded; i8 += 8) {
+        for (ptrdiff_t j = 0; j < n; j++) {
+            _mm256_storeu_ps(dst + j * dst_row + i8, _mm256_setzero_ps());
         }
-        for (ptrdiff_t i = rows; i < padded; i++) {
-            dst[j * dst_row + i] = 0;
+    }
+#endif
+    for (ptrdiff_t j = 0; i8 < padded && j < n; j++) {
+        for (ptrdiff_t i = i8; i < padded; i++) {
+            dst[j * dst_row + i] = i < rows ? src[i * src_row + j] : 0;
         }
     }
 }
 
-/* dst[j][i] += scale * src[i][j] for rows x n, with one rounding if the processor has FMA */
+/* dst[j][i] += scale * src[i][j] for rows x n, with one rounding if the processor has FMA.  Lanes up to the next multiple of
+ * eight are there, and may change. */
 static inline void
 pack_add_transposed(
     real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,
     real scale) {
-    ptrdiff_t j0 = 0;
-    ptrdiff_t i8 = 0;
 #if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
-    i8 = rows / 8 * 8;
-    j0 = n / 8 * 8;
-    for (ptrdiff_t i = 0; i < i8; i += 8) {
-        for (ptrdiff_t j = 0; j < j0; j += 8) {
-            pack_add_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, scale);
+    for (ptrdiff_t i = 0; i < rows; i += 8) {
+        for (ptrdiff_t j = 0; j < n; j += 8) {
+            pack_add_8x8(
+                dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, rows - i, n - j,
+                scale);
         }
     }
-#endif
+#else
     for (ptrdiff_t j = 0; j < n; j++) {
-        for (ptrdiff_t i = j < j0 ? i8 : 0; i < rows; i++) {
+        for (ptrdiff_t i = 0; i < rows; i++) {
             dst[j * dst_row + i] = r_fma(scale, src[i * src_row + j], dst[j * dst_row + i]);
         }
     }
+#endif
 }
