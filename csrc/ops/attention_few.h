@@ -3,18 +3,25 @@
 #include "attention_tile.h"
 
 /* With fewer queries they are the faster ones: of the narrowest heads 4, and one more for so many numbers of a key and a value,
- * up to so many.  Measured in both directions for 2 to 20 queries, 4 to 300 keys and heads of 1 to 256 on a Zen 5; the bounds
- * of wide heads are those of a Granite Rapids, where fewer pay. */
+ * up to so many, and of wide heads more; with few keys and very wide heads, any number.  Measured in both directions for heads of
+ * 1 to 256 with 2 to 32 queries and 4 to 500 keys on a Zen 5, and from 13 queries on, and with few keys, on an Emerald Rapids. */
 enum {
     ATT_FEW = 4,
     ATT_FEW_NUMBERS = VW == 16 ? 10 : 16,
     ATT_FEW_MOST = VW == 16 ? 13 : 8,
+    ATT_FEW_MOST_OF_WIDE = VW == 16 ? 25 : 8,
+    ATT_FEW_WIDE = 160,
+    ATT_FEW_KEYS = VW == 16 ? 16 : 0,
+    ATT_FEW_KEYS_WIDE = 384,
 };
 
 static inline bool
 att_is_few(const struct pya_ops_attention *a) {
-    const int64_t few = ATT_FEW + (a->dim + a->dim_v) / ATT_FEW_NUMBERS;
-    return a->n_q < (few < ATT_FEW_MOST ? few : ATT_FEW_MOST) && !(a->dropout > 0);
+    const int64_t numbers = a->dim + a->dim_v;
+    const int64_t few = ATT_FEW + numbers / ATT_FEW_NUMBERS;
+    const int64_t most = numbers < ATT_FEW_WIDE ? ATT_FEW_MOST : ATT_FEW_MOST_OF_WIDE;
+    const bool has_few_keys = a->n_k <= ATT_FEW_KEYS && numbers >= ATT_FEW_KEYS_WIDE;
+    return (has_few_keys || a->n_q < (few < most ? few : most)) && !(a->dropout > 0);
 }
 
 /* As pya_attention_forward and pya_attention_backward, without dropout. */
