@@ -12,6 +12,7 @@ enum {
     ATT_Q = 64,       /* queries in a block */
     ATT_K = 128,      /* keys in a block */
     ATT_LD = 64 + 16, /* row stride of a block of scores */
+    ATT_TERMS = 64,   /* of a score, summed at once: a sum of short sums loses fewer digits */
 };
 
 /* Scores are kept in units of log 2, so that a probability is an exp2 without a multiplication. */
@@ -127,10 +128,14 @@ att_adjust_scores(const struct pya_ops_attention *a, struct att_block x, real *s
 static inline void
 att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s) {
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
-    struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), a->k.s, 1};
-    struct pya_tile_b queries = {qt, ATT_LD};
-    struct pya_tile_c dst = {s, ATT_LD, 0};
-    tile_multiply(x.nk, x.nq, (int)a->dim, keys, queries, dst);
+    const int dim = (int)a->dim;
+    for (int d = 0; d < dim; d += ATT_TERMS) {
+        struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0) + d, a->k.s, 1};
+        struct pya_tile_b queries = {qt + d * ATT_LD, ATT_LD};
+        struct pya_tile_c dst = {s, ATT_LD, d > 0};
+        const int n = dim - d < ATT_TERMS ? dim - d : ATT_TERMS;
+        tile_multiply(x.nk, x.nq, n, keys, queries, dst);
+    }
     att_adjust_scores(a, x, s);
     x.k0 += x.nk;
     att_prefetch_bias(a, x);
