@@ -59,7 +59,7 @@ enum rule_part {
 };
 
 struct rule {
-    long long few_queries, few_keys; /* see rule_has_few_keys */
+    long long one_key_queries, one_key_head; /* see rule_has_one_key */
     /* Less work goes to torch's kernel if pyalloc's is not called from here; what a head and a score take, besides products. */
     long long little_work, work_of_head, work_of_score;
     long long largest_head;
@@ -158,10 +158,10 @@ rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
     return false;
 }
 
-/* Five queries and more that see one key, and ten that see two, are faster in torch's. */
+/* Some queries of a single key and wide heads are faster in torch's. */
 static bool
-rule_has_few_keys(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
-    return n[1][2] < r->few_keys && 2 * n[0][2] >= r->few_queries * n[1][2];
+rule_has_one_key(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
+    return n[1][2] == 1 && n[0][2] >= r->one_key_queries && n[0][3] >= r->one_key_head;
 }
 
 /* Is torch's kernel the faster one if autograd sees the call?  Not of empty tensors: no kernel has anything to compute. */
@@ -180,7 +180,7 @@ rule_is_little(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS])
     }
     const double score = (double)(q[3] + r->work_of_score);
     const double head = (double)r->work_of_head + (double)q[2] * (double)k[2] * score;
-    return rule_has_few_keys(r, n) || (double)(q[0] * q[1]) * head < (double)r->little_work;
+    return rule_has_one_key(r, n) || (double)(q[0] * q[1]) * head < (double)r->little_work;
 }
 
 static bool
@@ -468,7 +468,7 @@ rule_serve(struct rule *r, struct rule_args *c, PyObject **info) {
     const bool is_refused = rule_is_refused(c);
     *info = r->part[RULE_BY_US];
     PyObject *out = NULL;
-    if (has_views && (is_refused || !rule_has_few_keys(r, c->n))) {
+    if (has_views && (is_refused || !rule_has_one_key(r, c->n))) {
         out = rule_by_us(r, c);
     }
     if (out != NULL || PyErr_Occurred() != NULL || is_refused) {
@@ -569,7 +569,7 @@ core_attention_plain(PyObject *self, PyObject *args) {
         return PyErr_NoMemory();
     }
     if (PyArg_ParseTuple(
-            args, "O(LLLLLLL)", &parts, &r->few_queries, &r->few_keys, &r->little_work,
+            args, "O(LLLLLLL)", &parts, &r->one_key_queries, &r->one_key_head, &r->little_work,
             &r->work_of_head, &r->work_of_score, &r->largest_head, &r->many_products) &&
         rule_fill(r, parts)) {
         capsule = PyCapsule_New(r, rule_capsule, rule_destroy);

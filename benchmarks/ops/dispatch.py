@@ -53,12 +53,12 @@ def measure(rng: random.Random) -> Shape:
 def judge(shapes: list[Shape], little: int, head: int, score: int) -> dict[str, object]:
     """Counts the shapes that a rule would make slower, and the wins it would miss."""
 
-    def has_few_keys(s: Shape) -> bool:
-        return s.keys < rule._FEW_KEYS and 2 * s.queries >= rule._FEW_QUERIES * s.keys
+    def has_one_key(s: Shape) -> bool:
+        return s.keys == 1 and s.queries >= rule._ONE_KEY_QUERIES and s.dim >= rule._ONE_KEY_HEAD
 
     def is_ours(s: Shape) -> bool:
         work = s.heads * (head + s.queries * s.keys * (s.dim + score))
-        return not has_few_keys(s) and work >= little
+        return not has_one_key(s) and work >= little
 
     ours = [s.ratio for s in shapes if is_ours(s)]
     wins = sum(s.ratio > 1.15 for s in shapes)
@@ -83,7 +83,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     shapes = [measure(rng) for _ in range(args.shapes)]
-    candidates = (64_000, 96_000, 112_000, 128_000), (2048, 4096), (16, 32)
+    candidates = (64_000, 112_000, 160_000, 224_000), (2048, 4096), (16, 32)
     for candidate in itertools.product(*candidates):
         print(json.dumps(judge(shapes, *candidate)), flush=True)
 

@@ -31,13 +31,13 @@ from pyalloc.ops._vmap import QUIET, is_eager
 
 _log = logging.getLogger("pyalloc.ops")
 
-# With fewer keys, and five times as many queries, torch's kernel is the faster one.
-_FEW_QUERIES = 10
-_FEW_KEYS = 3
+# For so many queries of a single key, and heads so wide, torch's kernel is the faster one.
+_ONE_KEY_QUERIES = 5
+_ONE_KEY_HEAD = 96
 # With less work too, if autograd or anything else sees the call: a node in Python costs more than one in C++. Work is
 # batch * heads * (_WORK_OF_HEAD + queries * keys * (head size + _WORK_OF_SCORE)). Found by
 # `python -m benchmarks.ops.dispatch`.
-_LITTLE_WORK = 112_000
+_LITTLE_WORK = 160_000
 _WORK_OF_HEAD = 4096
 _WORK_OF_SCORE = 32
 
@@ -55,7 +55,7 @@ _TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is th
 _PATHS = ("auto", "kernel")
 _NUMBERS = (float, int, type(None))
 _TAKEN = "scaled_attention: %s (%s)"
-_BY_TORCH = {"path": "sdpa", "reason": "few keys, or little to do"}
+_BY_TORCH = {"path": "sdpa", "reason": "one key, or little to do"}
 _BY_US = {"path": "kernel", "reason": "pyalloc's kernel"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
@@ -84,8 +84,8 @@ _serve_plain = attention_plain(
         partial(address, "pya_ops_attention_forward"),
     ),
     (
-        _FEW_QUERIES,
-        _FEW_KEYS,
+        _ONE_KEY_QUERIES,
+        _ONE_KEY_HEAD,
         _LITTLE_WORK,
         _WORK_OF_HEAD,
         _WORK_OF_SCORE,
@@ -166,7 +166,7 @@ def scaled_attention(
 
     torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if pyalloc's
     kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x) or there
-    is little to do; and float32 on the CPU with few keys or little to do, if gradients are wanted or a
+    is little to do; and float32 on the CPU with one key or little to do, if gradients are wanted or a
     transform, tracer or mode sees the call; all without bias, mask and dropout. (On CUDA their gradients are
     repeatable only under torch.use_deterministic_algorithms.) If a backward through them is to be differentiated
     (create_graph), pyalloc's kernel recomputes its gradients, since torch's are differentiable only once. Second

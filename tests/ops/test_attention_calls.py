@@ -48,12 +48,12 @@ def test_path_is_reported():
     assert path(q, k, v, path="kernel") == path(q, k, v, dropout=0.1) == "kernel"
     assert path(q, k, v, torch.zeros(20)) == path(q, k, v, mask=torch.ones(20) > 0) == "kernel"
     assert path(q.double(), k.double(), v.double()) == "kernel"
-    more = problem(1, 2, 2, 32, 32, 16, 16)
+    more = problem(1, 2, 2, 39, 39, 16, 16)
     asking = more[0].clone().requires_grad_(), *more[1:]
     assert path(*more) == alone and path(*asking) == "sdpa"
     with torch.no_grad():
         assert path(*asking) == alone
-    large = problem(1, 2, 2, 33, 33, 16, 16)
+    large = problem(1, 2, 2, 40, 40, 16, 16)
     assert path(*large) == path(large[0].requires_grad_(), *large[1:]) == "kernel"
     assert path(q, k[:, :, :0], v[:, :, :0]) == "eager"
     half = [x.bfloat16() for x in (q, k, v)]
@@ -70,7 +70,7 @@ class Marked(torch.Tensor):
     pass
 
 
-def few(sdpa, limits=(10, 3, 1000, 100, 2, 8, 1), offer=None, quiet=()):
+def few(sdpa, limits=(5, 4, 1000, 100, 2, 8, 1), offer=None, quiet=()):
     """As the op has it, with another kernel in the place of torch's and none in the place of ours."""
     compiler = {"_is_compiling_flag": False}
     modes = (lambda: False), torch.is_grad_enabled, (lambda _: "hooks")
@@ -101,9 +101,9 @@ def test_rule_for_torchs_kernel(mark):
     assert applies(*shaped(n_q=6, n_k=11)) and not applies(*shaped(n_q=67, n_k=3))
     assert applies(*shaped(dim=8)) and not applies(*shaped(n_q=6, n_k=7, dim=8))
     assert applies(*shaped(n_b=4, n_q=1, n_k=1)) and not applies(*shaped(n_b=5, n_q=1, n_k=1))
-    for n_k in (1, 2):  # few keys, and many queries beside
-        assert applies(*shaped(n_b=5, n_q=5 * n_k, n_k=n_k))
-        assert not applies(*shaped(n_b=5, n_q=5 * n_k - 1, n_k=n_k))
+    assert applies(*shaped(n_b=5, n_q=5, n_k=1))  # one key of wide heads, and many queries beside
+    assert not applies(*shaped(n_b=5, n_q=4, n_k=1)) and not applies(*shaped(n_b=5, n_k=2))
+    assert not applies(*shaped(n_b=5, n_q=5, n_k=1, dim=3))
     assert rule(*(torch.nn.Parameter(x) for x in shaped()))
     assert applies(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in shaped()))
     assert applies(*(x.as_strided(x.shape, (1 << 40, *x.stride()[1:])) for x in shaped()))
