@@ -120,7 +120,7 @@ pya_hc_mark_locked(struct pya_hc_stream *stream) {
 
 bool
 pya_hc_mark_is_waited_locked(const struct pya_hc_mark *mark) {
-    return mark->n_syncs < pya_hc_device(mark->device)->n_syncs ||
+    return mark->is_waited || mark->n_syncs < pya_hc_device(mark->device)->n_syncs ||
            (mark->stream->id == mark->stream_id && mark->stream->done >= mark->ticket);
 }
 
@@ -320,8 +320,7 @@ pya_hc_event_sync(const void *handle) {
         if (mark->stream->id == mark->stream_id && mark->stream->done < mark->ticket) {
             mark->stream->done = mark->ticket;
         }
-        /* After a wait it is complete, whatever happens to its stream. */
-        mark->launch -= pya_hc_event_delay();
+        mark->is_waited = true; /* whatever happens to its stream */
         sync_note_locked();
     }
     pya_hc_unlock();

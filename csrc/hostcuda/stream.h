@@ -17,6 +17,7 @@ struct pya_hc_mark {
     uint64_t launch;  /* the device's n_launches then */
     uint64_t n_syncs; /* the device's n_syncs then */
     int device;
+    bool is_waited; /* the host waited for it; says nothing about later work */
 };
 
 /* The ticket up to which another stream's work was waited for. */

@@ -89,6 +89,24 @@ def test_work_of_a_destroyed_stream_ends_with_the_devices(cuda: Cuda) -> None:
     cuda.ok("cudaEventDestroy", event)
 
 
+@pytest.mark.parametrize("delay", [3, 1 << 62, 1 << 63, (1 << 64) - 1])
+def test_an_event_that_was_waited_for_stays_complete(cuda: Cuda, delay: int) -> None:
+    """However often, whatever runs later, and if its stream is gone."""
+    cuda.control("set_event_delay", ctypes.c_uint64(delay))
+    stream, event = stream_new(cuda), cuda.out("cudaEventCreateWithFlags", 2)
+    cuda.ok("cudaEventRecord", event, stream)
+    cuda.ok("cudaStreamDestroy", stream)
+    assert cuda("cudaEventQuery", event) == NOT_READY
+    for _ in range(4):
+        cuda.ok("cudaEventSynchronize", event)
+        cuda.ok("cudaEventQuery", event)
+        assert launch(cuda, 0) == 0
+        cuda.ok("cudaEventQuery", event)
+    cuda.ok("cudaEventRecord", event, 0)
+    assert cuda("cudaEventQuery", event) == NOT_READY
+    cuda.ok("cudaEventDestroy", event)
+
+
 def test_waiting_for_the_device_waits_for_every_stream(cuda: Cuda) -> None:
     cuda.control("set_event_delay", ctypes.c_uint64(3))
     streams = [stream_new(cuda) for _ in range(3)]
