@@ -199,6 +199,8 @@ pya_hc_capture_begin(
         !capture_join(capture, stream)) {
         goto done;
     }
+    capture->graph->n_refs++; /* a body of a conditional node dies with the node's graph */
+    capture->graph->n_captures++;
     capture->id = ++last_capture_id;
     capture->mode = mode;
     capture->status = CAPTURE_ACTIVE;
@@ -290,14 +292,16 @@ pya_hc_capture_end(const void *stream_handle, struct pya_hc_graph **out) {
         }
         struct pya_hc_graph *graph = capture->graph;
         bool is_own = capture->is_own_graph;
+        graph->n_captures--;
         capture_destroy_locked(capture);
         if (error != CU_OK && is_own) {
             pya_hc_graph_drop_locked(graph);
         } else if (error == CU_OK && out != NULL) {
             *out = graph;
         }
+        pya_hc_graph_drop_locked(graph);
     }
-    pya_hc_unlock();
+    pya_hc_graph_unlock();
     return error;
 }
 

@@ -128,8 +128,8 @@ user_object_drop_locked(struct pya_hc_user_object *object) {
     }
 }
 
-static void
-user_objects_bury_and_unlock(void) {
+void
+pya_hc_graph_unlock(void) {
     while (dead_objects != NULL) {
         struct pya_hc_user_object dead = *dead_objects;
         pya_hc_objects_put(&user_objects, dead_objects);
@@ -139,6 +139,14 @@ user_objects_bury_and_unlock(void) {
         pya_hc_lock();
     }
     pya_hc_unlock();
+}
+
+static void
+bodies_drop_locked(struct pya_hc_graph **bodies, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        pya_hc_graph_drop_locked(bodies[i]);
+    }
+    free(bodies);
 }
 
 void
@@ -156,6 +164,7 @@ pya_hc_graph_drop_locked(struct pya_hc_graph *graph) {
         if (node->action.child != NULL) {
             pya_hc_graph_drop_locked(node->action.child);
         }
+        bodies_drop_locked(node->bodies, node->n_bodies);
         free(node->deps);
         pya_hc_objects_put(&nodes, node);
     }
@@ -171,7 +180,7 @@ int
 pya_hc_graph_destroy(struct pya_hc_graph *graph) {
     int error = CU_OK;
     pya_hc_lock();
-    if (!pya_hc_objects_has(&graphs, graph) || !graph->is_held) {
+    if (!pya_hc_objects_has(&graphs, graph) || !graph->is_held || graph->n_captures > 0) {
         error = CU_INVALID_VALUE;
     } else {
         graph->is_held = false;
@@ -181,7 +190,7 @@ pya_hc_graph_destroy(struct pya_hc_graph *graph) {
             pya_hc_graph_drop_locked(source);
         }
     }
-    user_objects_bury_and_unlock();
+    pya_hc_graph_unlock();
     return error;
 }
 
@@ -209,6 +218,42 @@ pya_hc_graph_add(
     pya_hc_lock();
     if (pya_hc_graph_has_locked(graph, deps, n_deps) && out != NULL) {
         error = pya_hc_graph_add_locked(graph, action, deps, n_deps, out);
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+static struct pya_hc_graph **
+bodies_new_locked(size_t n) {
+    struct pya_hc_graph **bodies = calloc(n, sizeof(void *));
+    for (size_t i = 0; i < n && bodies != NULL; i++) {
+        bodies[i] = pya_hc_graph_new_locked();
+        if (bodies[i] == NULL) {
+            bodies_drop_locked(bodies, i);
+            bodies = NULL;
+        }
+    }
+    return bodies;
+}
+
+int
+pya_hc_graph_add_conditional(
+    struct pya_hc_graph *graph, size_t n, struct pya_hc_node *const *deps, size_t n_deps,
+    struct pya_hc_node **out, struct pya_hc_graph ***bodies) {
+    const struct pya_hc_action action = {.type = NODE_CONDITIONAL};
+    int error = CU_INVALID_VALUE;
+    pya_hc_lock();
+    if (n > 0 && out != NULL && pya_hc_graph_has_locked(graph, deps, n_deps)) {
+        struct pya_hc_graph **made = bodies_new_locked(n);
+        error = made == NULL ? CU_OUT_OF_MEMORY
+                             : pya_hc_graph_add_locked(graph, &action, deps, n_deps, out);
+        if (error == CU_OK) {
+            (*out)->bodies = made;
+            (*out)->n_bodies = n;
+            *bodies = made;
+        } else if (made != NULL) {
+            bodies_drop_locked(made, n);
+        }
     }
     pya_hc_unlock();
     return error;
@@ -254,11 +299,6 @@ pya_hc_graph_node_deps(const struct pya_hc_node *node, struct pya_hc_node **deps
     }
     pya_hc_unlock();
     return error;
-}
-
-struct pya_hc_graph **
-pya_hc_graph_node_child(struct pya_hc_node *node) {
-    return &node->action.child;
 }
 
 int
@@ -415,7 +455,7 @@ pya_hc_user_object_release(void *handle, unsigned refs) {
         user_object_drop_locked(object);
         error = CU_OK;
     }
-    user_objects_bury_and_unlock();
+    pya_hc_graph_unlock();
     return error;
 }
 

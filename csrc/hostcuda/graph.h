@@ -11,8 +11,10 @@ int pya_hc_graph_add(
 /* Writes up to *n nodes if out is not NULL; sets *n to the number of nodes there are, or were written. */
 int pya_hc_graph_nodes(struct pya_hc_graph *graph, struct pya_hc_node **out, size_t *n);
 int pya_hc_graph_node_deps(const struct pya_hc_node *node, struct pya_hc_node **deps, size_t *n);
-/* Where a conditional node stores its body's graph. */
-struct pya_hc_graph **pya_hc_graph_node_child(struct pya_hc_node *node);
+/* Adds a conditional node with n new bodies.  *bodies: their graphs, which are the node's, as the array is. */
+int pya_hc_graph_add_conditional(
+    struct pya_hc_graph *graph, size_t n, struct pya_hc_node *const *deps, size_t n_deps,
+    struct pya_hc_node **out, struct pya_hc_graph ***bodies);
 int pya_hc_graph_node_type(const struct pya_hc_node *node, int *type);
 int pya_hc_graph_instantiate(struct pya_hc_graph *graph, struct pya_hc_graph **out);
 int pya_hc_graph_launch(struct pya_hc_graph *exec, const void *stream_handle);

@@ -8,17 +8,21 @@ struct pya_hc_node {
     struct pya_hc_graph *graph;
     struct pya_hc_node **deps;
     size_t n_deps;
+    struct pya_hc_graph **bodies; /* of a conditional node */
+    size_t n_bodies;
     bool is_marked; /* scratch of one graph walk, under the lock */
 };
 
 struct pya_hc_user_object;
 
-/* n_refs counts the program's handle, the executable graphs instantiated from it, and the capture that builds it.
+/* n_refs counts the program's handle, the executable graphs instantiated from it, the captures into it, and the node
+ * whose body or child it is.
  * An executable graph shares the nodes that existed when it was instantiated. */
 struct pya_hc_graph {
     struct pya_hc_graph *source; /* of an executable graph; NULL otherwise */
     unsigned n_refs;
-    bool is_held; /* the program has not destroyed it */
+    bool is_held;        /* the program has not destroyed it */
+    unsigned n_captures; /* under way into it */
     struct pya_hc_node **nodes;
     size_t n_nodes, capacity;
     struct pya_hc_user_object **objects; /* one entry per reference */
@@ -37,6 +41,8 @@ struct pya_hc_graph *pya_hc_graph_new_locked(void);
 bool pya_hc_graph_has_locked(
     const struct pya_hc_graph *graph, struct pya_hc_node *const *found, size_t n);
 void pya_hc_graph_drop_locked(struct pya_hc_graph *graph);
+/* Releases the lock after graphs were dropped: the program's destructors run. */
+void pya_hc_graph_unlock(void);
 int pya_hc_graph_add_locked(
     struct pya_hc_graph *graph, const struct pya_hc_action *action, struct pya_hc_node *const *deps,
     size_t n_deps, struct pya_hc_node **out);

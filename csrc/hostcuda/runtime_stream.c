@@ -320,19 +320,15 @@ graph_add_node(
     }
     struct pya_hc_action action = {.type = params->type};
     if (params->type == NODE_CONDITIONAL) {
-        /* The body's graph is returned through a pointer to an array that the node owns. */
+        /* The bodies' graphs are returned through a pointer to an array that the node owns. */
         enum { WORD_SIZE = 1, WORD_GRAPHS = 2 };
-        int error = pya_hc_graph_create(&action.child);
-        if (error != CU_OK) {
-            return error;
+        const size_t n = (uint64_t)params->words[WORD_SIZE] >> 32; /* below it: what kind */
+        struct pya_hc_graph **bodies = NULL;
+        int error = pya_hc_graph_add_conditional(graph, n, deps, n_deps, out, &bodies);
+        if (error == CU_OK) {
+            params->words[WORD_GRAPHS] = (long long)(uintptr_t)bodies;
         }
-        error = pya_hc_graph_add(graph, &action, deps, n_deps, out);
-        if (error != CU_OK) {
-            (void)pya_hc_graph_destroy(action.child);
-            return error;
-        }
-        params->words[WORD_GRAPHS] = (long long)(uintptr_t)pya_hc_graph_node_child(*out);
-        return CU_OK;
+        return error;
     }
     if (params->type != NODE_EMPTY && params->type != NODE_KERNEL) {
         return CU_NOT_SUPPORTED;

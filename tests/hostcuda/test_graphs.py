@@ -228,6 +228,50 @@ def test_what_the_next_node_depends_on_is_of_the_captured_graph(cuda: Cuda) -> N
     cuda.ok("cudaStreamDestroy", stream)
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_graph_is_not_destroyed_while_it_is_captured(cuda: Cuda, is_own: bool) -> None:
+    stream = stream_new(cuda)
+    status, captured = ctypes.c_int(), ctypes.c_uint64()
+    if is_own:
+        cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    else:
+        into = cuda.out("cudaGraphCreate", 0)
+        cuda.ok("cudaStreamBeginCaptureToGraph", stream, into, 0, 0, 0, RELAXED)
+    cuda.ok(
+        "cuStreamGetCaptureInfo_v2",
+        *(stream, ctypes.byref(status), 0, ctypes.byref(captured), 0, 0),
+    )
+    assert cuda("cudaGraphDestroy", captured.value) == INVALID
+    for _ in range(65):  # more than a graph has room for at first
+        assert launch(cuda, stream) == 0
+    assert cuda_end(cuda, stream) == captured.value
+    cuda.ok("cudaGraphDestroy", captured.value)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_bodies_of_a_conditional_node_live_as_long_as_its_graph(cuda: Cuda) -> None:
+    """Or as a capture into them."""
+    stream, graph, node = stream_new(cuda), cuda.out("cudaGraphCreate", 0), ctypes.c_uint64()
+    words = (ctypes.c_uint64 * 32)()
+    words[0] = 13  # a conditional node; its number of bodies is in the upper half of words[3]
+    add = ("cudaGraphAddNode", ctypes.byref(node), graph, 0, 0, 0, words)
+    assert cuda(*add) == INVALID
+    words[3] = 2 << 32
+    cuda.ok(*add)
+    bodies = ctypes.cast(int(words[4]), ctypes.POINTER(ctypes.c_uint64))[:2]
+    assert len({graph, *bodies}) == 3
+    for body in bodies:
+        cuda.ok("cudaStreamBeginCaptureToGraph", stream, body, 0, 0, 0, RELAXED)
+        assert launch(cuda, stream) == 0
+        assert cuda_end(cuda, stream) == body
+    cuda.ok("cudaStreamBeginCaptureToGraph", stream, bodies[1], 0, 0, 0, RELAXED)
+    cuda.ok("cudaGraphDestroy", graph)
+    for _ in range(65):  # more than a graph has room for at first
+        assert launch(cuda, stream) == 0
+    cuda_end(cuda, stream)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
 def test_nodes_are_added_to_graphs_behind_their_own(cuda: Cuda) -> None:
     graph, other = cuda.out("cudaGraphCreate", 0), cuda.out("cudaGraphCreate", 0)
     runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
@@ -300,6 +344,25 @@ def test_user_objects_die_with_the_graph(cuda: Cuda, n: int) -> None:
     assert died == []
     cuda.ok("cudaGraphExecDestroy", runnable)
     assert sorted(died) == [42 + i for i in range(n)]
+
+
+def test_user_objects_die_with_a_capture_that_failed(cuda: Cuda) -> None:
+    died: list[int] = []
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: died.append(data or 0))
+    stream, thing = stream_new(cuda), cuda.out("cudaUserObjectCreate", 42, callback, 1, 1)
+    status, graph = ctypes.c_int(), ctypes.c_uint64()
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    cuda.ok(
+        "cuStreamGetCaptureInfo_v2",
+        *(stream, ctypes.byref(status), 0, ctypes.byref(graph), 0, 0),
+    )
+    cuda.ok("cudaGraphRetainUserObject", graph.value, thing, 1, 1)
+    assert cuda("cudaStreamSynchronize", stream) != 0
+    assert died == []
+    assert cuda("cudaStreamEndCapture", stream, ctypes.byref(graph)) != 0
+    assert died == [42]
+    cuda("cudaGetLastError")
+    cuda.ok("cudaStreamDestroy", stream)
 
 
 def test_graphs_of_another_kind_or_gone_are_refused(cuda: Cuda) -> None:
