@@ -32,7 +32,7 @@ _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and on what.  memory: bytes of each device; reaches_python: pyalloc must get into the program.
+    """What to run, and on what.  memory: bytes of each device; is_recorded: pyalloc must get into the program.
 
     plan: a file for pyalloc; "": the environment's, if it names one.
     """
@@ -41,7 +41,7 @@ class Options:
     memory: int = 80 * 2**30
     devices: int = 1
     allocator: str = "native"
-    reaches_python: bool = False
+    is_recorded: bool = False
     plan: str = ""
 
 
@@ -80,7 +80,8 @@ class Result:
     unreached: why pyalloc could not get into the program; torch's figures are missing then.
     no_addresses: a process may not reserve the addresses for a device's memory, so every request failed.
     wanted_devices: how many the program needs, if it died of asking for one that does not exist.
-    plan: the named file.  unfollowed: this torch is too old for in-place changes to be followed.
+    plan: the named file.  is_recorded: a recording was asked for.  unfollowed: this torch is too old for in-place
+    changes to be followed.
     """
 
     command: tuple[str, ...]
@@ -117,6 +118,7 @@ class Result:
     wanted_devices: int = 0
     unreached: str = ""
     plan: str = ""
+    is_recorded: bool = False
     unfollowed: bool = False
     no_addresses: bool = False
 
@@ -241,7 +243,7 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
     try:
         launching.check_reached(command)
     except UsageError as error:
-        if options.allocator == "pyalloc" or options.reaches_python:
+        if options.allocator == "pyalloc" or options.is_recorded:
             raise
         unreached = str(error)
     hostcuda.check_addresses()
@@ -355,6 +357,7 @@ def _sum_up(
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,
+        is_recorded=options.is_recorded,
         unfollowed=any(report.get("unfollowed", False) for report in reports.values()),
         no_addresses=any(process.get("addresses_refused", False) for process in counters),
         needed_bytes=max((report.get("needed", 0) for report in reports.values()), default=0),

@@ -80,7 +80,7 @@ class Command:
             memory=replaying.limit_of("--memory", args.memory),
             devices=args.devices,
             allocator=args.allocator,
-            reaches_python=args.record is not None,
+            is_recorded=args.record is not None,
             plan=str(plan or ""),
         )
         os.environ.update(autorecord.from_arguments(args))

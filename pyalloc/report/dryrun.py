@@ -150,8 +150,8 @@ def _first(result: Result) -> str:
         return _first_after(result)
     if not result.devices and _has_untold(result):
         return (
-            "let all processes end by themselves before the program does (for a Pool: close() and join()), or add "
-            "--record: recordings stay readable in any case"
+            "let all processes end by themselves before the program does (for a Pool: close() and "
+            f"join()){_or_record(result)}"
         )
     if not result.devices and not is_known:
         return 'let the program move something to "cuda", for example with model.to("cuda")'
@@ -168,8 +168,15 @@ def _first_after(result: Result) -> str:
     if result.exit_code not in _FROM_OUTSIDE or result.devices:
         return "look at the messages above"
     if result.exit_code != 128 + signal.SIGINT and _is_mute(result):
-        return "stop it with SIGINT (Ctrl-C), or add --record: recordings stay readable in any case"
+        return f"stop it with SIGINT (Ctrl-C){_or_record(result)}"
     return "let it run until it has used the device"
+
+
+def _or_record(result: Result) -> str:
+    """The other way to learn what a process used that cannot report it, unless that way was taken."""
+    if result.is_recorded:
+        return ""
+    return ", or add --record: recordings stay readable in any case"
 
 
 def _has_untold(result: Result) -> bool:

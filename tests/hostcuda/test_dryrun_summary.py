@@ -278,6 +278,13 @@ def test_what_is_to_be_done_first_fits_80_columns(ended: dict[str, Any]) -> None
     assert max(map(len, text.splitlines()[:-1])) <= 80  # the last is a command, to be copied
 
 
+@pytest.mark.parametrize("ended", [{"exit_code": 143, "device_calls": 0}, {"exit_code": 0}])
+def test_what_is_recorded_is_not_told_to_add_record(ended: dict[str, Any]) -> None:
+    known = {"devices": (), "fits": False, "killed": (9,), "is_recorded": True}
+    text = flat(summary(result(8 << 30, **ended, **known)))
+    assert " first: " in text and "--record" not in text
+
+
 def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
     """No messages say so: what is copied to the device is held in this machine's own memory."""
     text = flat(summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
