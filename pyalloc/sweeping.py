@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def points(
     found = []
     for path, policy, limit in itertools.product(paths, policies, limits):
         own = confs if policy == "pyalloc" else [""]
-        found += [Point(str(path.absolute()), policy, limit, conf) for conf in own]
+        found += [Point(str(path), policy, limit, conf) for conf in own]
     return found
 
 
@@ -113,7 +113,9 @@ def on_dask(
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"no Dask scheduler answers at {address}: {error}") from None
     with client:
-        futures = client.map(run_point, todo, pure=False)
+        # Its workers are in folders of their own.
+        whole = [replace(point, path=os.path.abspath(point.path)) for point in todo]
+        futures = client.map(run_point, whole, pure=False)
         for done, _ in enumerate(distributed.as_completed(futures), 1):
             progress(done, len(todo))
         return iter(client.gather(futures))

@@ -89,6 +89,7 @@ class Command:
             )
             # The columns take the whole width, so settings go on a line below.
             lines.append(hung(head, row["conf"].replace(",", ", ")))
+        used = [row["path"] for row in replayed if row["peak_live_bytes"]]
         told = {
             f"{Path(row['path']).name}: {each}": None for row in replayed for each in row["caveats"]
         }
@@ -97,7 +98,7 @@ class Command:
             args,
             "\n".join(lines),
             results,
-            f"pyalloc replay {console.quoted(Path(replayed[0]['path'] if replayed else args.file[0]))} --find-min",
+            f"pyalloc replay {console.quoted(used[0])} --find-min" if used else console.RECORD,
         )
         for why in failed:
             console.complain(f"pyalloc sweep: {why}")

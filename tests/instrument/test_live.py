@@ -477,6 +477,22 @@ def test_a_damaged_trace_takes_nothing_from_a_sweep(
     assert out == "" and "absent.pya: No such file" in complaint
 
 
+def test_after_a_sweep_the_first_trace_that_can_be_replayed_is_next_as_it_was_typed(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = program(plan)
+    monkeypatch.chdir(path.parent)
+    Path("cut off.pya").write_bytes(path.read_bytes()[:20])
+    Path("page.html").write_text("<html>")
+    options = ["--policy", "native", "--workers", "1"]
+    assert cli.main(["sweep", "page.html", "cut off.pya", path.name, *options]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"next: pyalloc replay {path.name} --find-min"
+    assert told[1].startswith("pyalloc sweep: page.html: ")
+    assert cli.main(["sweep", "page.html", *options]) == 2
+    assert capsys.readouterr().err.startswith("next: pyalloc run --record ")
+
+
 def test_a_sweep_begins_no_idle_workers(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     begun = []
 
