@@ -30,8 +30,8 @@ scan_raise(pya_status status, const char *path, const struct pya_scan *scan) {
     char text[PYA_MODULE_PATH_TEXT];
     const char *why = scan != NULL && pya_scan_error(scan)[0] != '\0' ? pya_scan_error(scan)
                       : status == PYA_E_IO                            ? strerror(errno)
-                      : status == PYA_E_CORRUPT ? "not a trace file of this version"
-                                                : pya_status_text(status);
+                      : status == PYA_E_CORRUPT                       ? PYA_TRACE_REFUSED
+                                                                      : pya_status_text(status);
     PyOS_snprintf(text, sizeof text, "%s: %s", path, why);
     return pya_module_raise("TraceError", text);
 }

@@ -339,7 +339,7 @@ reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     reader_from(self)->path = bytes;
     pya_status status = pya_trace_open(PyBytes_AsString(bytes), &reader_from(self)->reader);
     if (status != PYA_OK) {
-        const char *why = status == PYA_E_CORRUPT ? "not a trace file of this version" : "";
+        const char *why = status == PYA_E_CORRUPT ? PYA_TRACE_REFUSED : "";
         trace_raise(status, PyBytes_AsString(bytes), why);
         Py_DECREF(self);
         return NULL;

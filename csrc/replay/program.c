@@ -368,7 +368,7 @@ pya_program_load(
         snprintf(
             message, message_bytes, "%s: %s", path,
             status == PYA_E_IO        ? strerror(errno)
-            : status == PYA_E_CORRUPT ? "not a trace file of this version"
+            : status == PYA_E_CORRUPT ? PYA_TRACE_REFUSED
                                       : pya_status_text(status));
         return status;
     }

@@ -95,6 +95,12 @@ def test_not_a_trace(what: type, tmp_path: Path) -> None:
         what(path)
     with pytest.raises(TraceError, match="No such file"):
         what(tmp_path / "nothing.pya")
+    _core.TraceWriter(path, True).close()
+    later = bytearray(path.read_bytes())
+    later[8] += 1
+    path.write_bytes(later)
+    with pytest.raises(TraceError, match="read it with the version that wrote it"):
+        what(path)
 
 
 def two_sizes() -> _core.Program:
