@@ -159,6 +159,8 @@ def _as_trace_file(
             "'-' does not work here, because the input is read more than once; name a file"
         )
     try:
+        if path.is_dir():
+            raise TraceError(f"{path} is a folder; name a file in it")
         if path.is_fifo():  # opening one waits for a writer
             raise TraceError(
                 f"{path} is a pipe, but the input is read more than once; write it to a file first"

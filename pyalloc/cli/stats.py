@@ -53,8 +53,6 @@ class Command:
             then = f"pyalloc live {args.file}"
         else:
             path = Path(args.file)
-            if path.is_dir():
-                raise UsageError(f"{path} is a folder")
             progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
             totals, lines, sizes = trace.figures(path, progress)
             progress.close()

@@ -354,7 +354,7 @@ def test_what_a_trace_does_not_tell_is_said(
         (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # works as typed
         (["replay", empty, "--find-min"], 2, "nothing to replay"),
         (["stats", nothing], 2, "the file is empty"),
-        (["report", "."], 2, ".: Is a directory"),
+        (["report", "."], 2, ". is a folder; name a file in it"),
         (["report", path, "-o", tmp_path / "no" / "where.html"], 2, "there is no folder"),
         (["report", path, "-o", tmp_path], 2, "not a regular file"),
         (["report", one.done()], 0, "no steps began"),

@@ -99,7 +99,7 @@ def test_a_page_of_a_trace_that_is_called_as_its_parts_are(plan: Plan) -> None:
 def test_a_folder_is_told_to_be_one(words: list[str], tmp_path: Path) -> None:
     for folder in (".", "/"):
         said = pyalloc(*words, folder, expect=2, cwd=tmp_path)
-        assert said == f"pyalloc {words[0]}: {folder}: Is a directory\n"
+        assert said == f"pyalloc {words[0]}: {folder} is a folder; name a file in it\n"
 
 
 def test_a_terminal_gets_nothing_that_it_obeys(plan: Plan) -> None:

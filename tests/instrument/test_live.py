@@ -295,7 +295,7 @@ def test_stats_of_a_process_shows_the_sums_of_its_pools(
     assert capsys.readouterr().out.split() == ["CUDA", "not", "used", "yet"]
     (tmp_path / "12").mkdir()  # a file of that name comes first
     assert cli.main(["stats", "12"]) == 2
-    assert capsys.readouterr().err == "pyalloc stats: 12 is a folder\n"
+    assert capsys.readouterr().err == "pyalloc stats: 12 is a folder; name a file in it\n"
 
 
 def test_a_sweep_with_settings_fits_80_columns(plan: Plan) -> None:
