@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -327,7 +327,7 @@ def to_json(
 def to_perfetto(
     file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
 ) -> None:
-    """Phases, and counters with the most of each bin, in the trace event format that ui.perfetto.dev opens."""
+    """Phases, out-of-memory errors, and counters with the most of each bin, in the format of ui.perfetto.dev."""
     origin = analysis.totals["first_ns"]
     found: list[dict[str, Any]] = [
         {
@@ -351,7 +351,33 @@ def to_perfetto(
         }
         for p in analysis.phases
     ]
+    found += [
+        {
+            "ph": "i",
+            "s": "g",
+            "pid": 1,
+            "tid": 1,
+            "name": "out of memory",
+            "ts": (time_ns - origin) / 1000,
+            "args": {"device": oom[-1], "requested_bytes": oom[1], "free_bytes": oom[2]},
+        }
+        for oom, time_ns in _timed(file, analysis.ooms, progress)
+    ]
     _dump({"traceEvents": found, "displayTimeUnit": "ms"}, out)
+
+
+def _timed(
+    file: Path, ooms: list[tuple[int, ...]], progress: Progress | None
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Out-of-memory errors, which are in order, with their times."""
+    waiting = deque(ooms)
+    for at, columns, _ in reading.pieces(file, progress if ooms else None):
+        times = memoryview(columns[2]).cast("Q")
+        while waiting and waiting[0][0] < at + len(times):
+            oom = waiting.popleft()
+            yield oom, times[oom[0] - at]
+        if not waiting:
+            return
 
 
 def to_speedscope(

@@ -182,6 +182,22 @@ def test_perfettos_counter_reaches_the_peak(tmp_path: Path) -> None:
     assert {each["allocated"] + each["idle"] for each in counters} == {64 * MIB}
 
 
+def test_perfetto_shows_where_memory_ran_out(tmp_path: Path) -> None:
+    own = Plan(tmp_path / "out.pya")
+    own.writer.event(KINDS["alloc"], addr=1 << 30, bytes=MIB, time_ns=1000)
+    for i in range(2):
+        own.writer.event(
+            KINDS["oom"], device=1, bytes=(3 + i) * MIB, arg=2 * MIB, time_ns=(4 + i) * 1000
+        )
+    path, target = own.done(), tmp_path / "out.json"
+    pyalloc("export", path, "--to", "perfetto", "-o", target)
+    marks = [each for each in json.loads(target.read_text())["traceEvents"] if each["ph"] == "i"]
+    assert [(mark["name"], mark["ts"], mark["args"]) for mark in marks] == [
+        ("out of memory", ts, {"device": 1, "requested_bytes": size, "free_bytes": 2 * MIB})
+        for ts, size in ((3, 3 * MIB), (4, 4 * MIB))
+    ]
+
+
 def test_a_copy_without_source_of_a_cut_file_is_cut(plan: Plan, tmp_path: Path) -> None:
     path = small_trace(plan)
     path.write_bytes(path.read_bytes()[:-1])
