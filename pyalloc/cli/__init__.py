@@ -10,6 +10,7 @@ import argparse
 import codecs
 import contextlib
 import difflib
+import functools
 import importlib
 import inspect
 import io
@@ -57,9 +58,14 @@ def _description(command: Subcommand) -> str:
     """The docstring, formatted for a terminal: prose is wrapped, examples stay as they are."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     return "\n\n".join(
-        text if text.startswith("pyalloc ") else textwrap.fill(" ".join(text.split()), 79)
+        text if text.startswith("pyalloc ") else textwrap.fill(" ".join(text.split()), _width())
         for text in paragraphs
     )
+
+
+def _width() -> int:
+    """Of help: lines longer than 79 columns are hard to read, also where there is room."""
+    return min(max(shutil.get_terminal_size().columns, 30), 80) - 1
 
 
 def _summary(command: Subcommand) -> str:
@@ -74,7 +80,8 @@ def _overview() -> str:
         "pyalloc <subcommand> --help explains it; pyalloc --version prints the version",
         "start with: pyalloc doctor",
     ]
-    return "\n".join(lines)
+    folded = (textwrap.fill(line, _width(), subsequent_indent=" " * 14) for line in lines)
+    return "\n".join(folded)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,7 +182,7 @@ def _run(name: str, rest: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"pyalloc {name}",
         description=_description(command),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, width=_width()),
     )
     # A value like -1GB is the option's to refuse, and no option itself; from Python 3.14 on this is the default.
     parser._negative_number_matcher = re.compile(r"-\.?\d")

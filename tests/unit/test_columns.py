@@ -35,6 +35,23 @@ def test_help_of_what_one_starts_with(monkeypatch: pytest.MonkeyPatch) -> None:
     assert too_long(ast.get_docstring(example) or "") == []
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_help_is_as_wide_as_the_terminal_but_no_wider_than_people_read(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    widest = min(columns, 80)
+    assert cli.main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < widest
+    for name in cli.names():
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        # Commands and what an option takes are in one piece.
+        long = [each for each in lines if len(each) >= widest and " " in each.strip()]
+        assert [each for each in long if not each.strip().startswith(("pyalloc ", "-", "[-"))] == []
+
+
 def test_the_demo_prints_what_the_readme_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
