@@ -12,7 +12,7 @@ from typing import Any
 
 from pyalloc import console, keyboard, live
 from pyalloc.errors import UsageError
-from pyalloc.report.live import ORDERS, View, screen, watched
+from pyalloc.report.live import NO_TERMINAL, ORDERS, View, screen, watched
 
 _N_LINES = 8  # shown by the key l
 _ALL_LINES = 10_000  # enough to sort by change here
@@ -82,10 +82,14 @@ class Command:
             history.append(_allocated(figures))
             if console.has_color() and shown > 1:
                 sys.stdout.write("\x1b[H\x1b[J")
-            print(console.printable(screen(figures, history)), flush=True)
+            print(console.printable(screen(figures, history, _columns())), flush=True)
         if not args.json:
             print(f"next: pyalloc stats {args.pid}", file=sys.stderr)
         return 0
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL
 
 
 def _allocated(figures: dict[str, Any]) -> int:
@@ -109,7 +113,7 @@ class _Watch:
                 has_ended = self._go_on()
         except KeyboardInterrupt:  # the usual way out
             has_ended = False
-        print(console.printable(screen(self._last(), self.history)))
+        print(console.printable(screen(self._last(), self.history, _columns())))
         if has_ended:
             print(f"process {self.args.pid} has ended")
         console.tell(argparse.Namespace(quiet=False), f"next: pyalloc stats {self.args.pid}")
@@ -120,7 +124,7 @@ class _Watch:
         until = time.monotonic() + self.args.interval
         while True:
             height = shutil.get_terminal_size().lines
-            text = watched(self.figures, self.history, self.view, height)
+            text = watched(self.figures, self.history, self.view, height, _columns())
             keyboard.show(console.printable(text))
             key = keyboard.key(math.inf if self.view.is_paused else until)
             if key in ("q", None):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyalloc.facts import Row
-from pyalloc.folding import clip
-from pyalloc.report.text import hung, rows, wrapped
+from pyalloc.folding import FILLER, by_column, clip
+from pyalloc.report.text import WIDTH, hung, rows, wrapped
 from pyalloc.units import size
 
-_BAR = 40
+NO_TERMINAL = WIDTH + 1  # columns: lines may be WIDTH long
+_BAR = 40  # at most, and without what stands around it
+_BESIDE_BAR = 40
+_LEAST_BAR = 8
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _NO_STACKS = (
     "it is unknown which lines hold the memory; to record stacks, use `pyalloc attach` or `pyalloc run --record`, or "
@@ -35,17 +40,35 @@ class View:
     held: dict[str, int] = field(default_factory=dict)  # the same at the latest look
 
 
-def watched(figures: dict[str, Any], history: list[int], view: View, height: int) -> str:
+def watched(
+    figures: dict[str, Any], history: list[int], view: View, height: int, columns: int = NO_TERMINAL
+) -> str:
     """screen(), with what the keys changed, in at most `height` lines."""
     told = {key: value for key, value in figures.items() if key != "lines"}
-    lines = screen(told, history).split("\n")
+    lines = screen(told, history, columns).split("\n")
     keys = f"q quit, space {'resume' if view.is_paused else 'pause'}, l {'hide' if view.n_lines else 'show'} lines"
     if view.n_lines and figures.get("lines") is None:
         lines += wrapped(_NO_STACKS).split("\n")
     elif view.n_lines:
         lines += _sorted(figures["lines"], view)
         keys += f", +/- more/fewer, s by {view.order}, c count anew"
-    return "\n".join([*lines[: height - 2], "", keys])
+    below = ["", *_fitted([keys], columns)]
+    return "\n".join([*list(_fitted(lines, columns))[: height - len(below)], *below])
+
+
+def _fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
+    """The lines that a terminal shows.  None fills the last column: erasing the rest of a line would erase that too."""
+    for line in "\n".join(lines).split("\n"):
+        wide = by_column(line)
+        if len(wide) < columns:
+            yield line
+            continue
+        # What stood below a column to the right stands below the line's beginning.
+        wide = wide if wide[: columns // 2].strip() else f"    {wide.strip()}"
+        parts = textwrap.wrap(
+            wide, max(columns, _LEAST_BAR) - 1, subsequent_indent="    ", break_on_hyphens=False
+        )
+        yield from (part.replace(FILLER, "") for part in parts)
 
 
 def _sorted(lines: list[dict[str, Any]], view: View) -> list[str]:
@@ -68,19 +91,20 @@ def _sorted(lines: list[dict[str, Any]], view: View) -> list[str]:
     return found + [f"  and {left:,} more"] * (left > 0)
 
 
-def screen(figures: dict[str, Any], history: list[int]) -> str:
+def screen(figures: dict[str, Any], history: list[int], columns: int = NO_TERMINAL) -> str:
     """A few lines; history: allocated bytes at the looks so far."""
     command = " ".join(" ".join(figures["argv"]).split())  # a program given by -c may have lines
-    lines = [clip(f"process {figures['pid']}: {command}", 80)]
+    lines = [clip(f"process {figures['pid']}: {command}", min(columns - 1, WIDTH))]
+    width = max(_LEAST_BAR, min(_BAR, columns - _BESIDE_BAR))
     if not figures["devices"]:
         lines.append("  has not used CUDA yet")
     for index, stats in figures["devices"].items():
         total = max(stats["device_total_bytes"], 1)
         allocated = stats["allocated_bytes.all.current"]
         reserved = stats["reserved_bytes.all.current"]
-        used = round(_BAR * allocated / total)
-        held = max(round(_BAR * reserved / total) - used, 0)
-        bar = "#" * used + "-" * held + "." * (_BAR - used - held)
+        used = round(width * allocated / total)
+        held = max(round(width * reserved / total) - used, 0)
+        bar = "#" * used + "-" * held + "." * (width - used - held)
         lines += [
             f"  device {index} [{bar}] {size(reserved)} of {size(total)}",
             f"    allocated {size(allocated)} (peak {size(stats['allocated_bytes.all.peak'])}), "
@@ -90,7 +114,8 @@ def screen(figures: dict[str, Any], history: list[int]) -> str:
     lines += [*_lines(figures), *_recording(figures.get("recording"))]
     top = max(history, default=0)
     if len(history) > 1 and top:
-        lines.append("  " + "".join(_LEVELS[round(8 * value / top)] for value in history[-76:]))
+        latest = history[-max(1, min(columns - 1, WIDTH) - 4) :]
+        lines.append("  " + "".join(_LEVELS[round(8 * value / top)] for value in latest))
     return "\n".join(lines)
 
 

@@ -58,6 +58,8 @@ class Terminal:
             ioctl(1, TIOCSWINSZ, struct.pack("4H", 30, 80, 0, 0))
             os.environ.update(TERM="xterm", PYTHONPATH=str(ROOT))
             os.environ.pop("NO_COLOR", None)
+            for name in ("LINES", "COLUMNS"):  # readline may have set them, unknown to os.environ
+                os.unsetenv(name)
             words = [sys.executable, "-m", "pyalloc", "live", str(pid), "--interval", "0.01"]
             os.execv(sys.executable, words)
         self.seen = ""
@@ -155,6 +157,22 @@ def test_how_else_it_ends(how: str) -> None:
 
 def figures(lines: list[dict[str, Any]] | None) -> dict[str, Any]:
     return {"pid": 1, "argv": ["train.py"], "devices": {}, "lines": lines}
+
+
+@pytest.mark.parametrize("columns", [8, 40, 60, 80, 81, 200])
+def test_a_screen_is_as_wide_and_high_as_the_terminal(columns: int) -> None:
+    names = [f"train/a_file_of_a_long_name_{i}.py:1 DecoderLayer.forward" for i in range(30)]
+    lines = [{"name": name, "bytes": (900 - i) * MIB, "blocks": 1} for i, name in enumerate(names)]
+    stats = {f"allocated_bytes.all.{each}": 900 * MIB for each in ("current", "peak")}
+    stats |= {"reserved_bytes.all.current": 1000 * MIB, "device_total_bytes": 80 << 30}
+    told = {**figures(lines), "argv": ["train.py", "--a" * 50], "devices": {"0": stats}}
+    for shown in (told, {**told, "lines": None}):
+        text = watched(shown, [i * MIB for i in range(500)], View(n_lines=30), 30, columns)
+        assert max(map(len, text.split("\n"))) < max(columns, 20)
+        if columns >= 40:
+            assert len(text.split("\n")) <= 30 and "q quit" in text.split("\n\n")[-1]
+            flat = " ".join(text.split())
+            assert "900.0 MiB (peak 900.0 MiB), idle 100.0 MiB, retries 0, OOMs 0" in flat
 
 
 def test_changes_count_from_the_first_look_on() -> None:
