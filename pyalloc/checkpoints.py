@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -122,9 +123,9 @@ def _kinds(members: dict[tuple[str, str], list[Block]]) -> str:
 
 
 def _family(layers: Sequence[str]) -> str:
-    """The names of modules of one family, with * where they differ."""
+    """The names of modules of one family, with * for the numbers that differ."""
     parts = zip(*(layer.split(".") for layer in layers), strict=True)
-    return ".".join(each[0] if len(set(each)) == 1 else "*" for each in parts)
+    return ".".join(each[0] if len(set(each)) == 1 else _alike(each[0]) for each in parts)
 
 
 def _of_families(
@@ -150,24 +151,39 @@ def _of_families(
         name = _family(list(layers or members))
         if len(layers) > 1:
             yield next(_of_layers(name, list(layers.values()), analysis), None), blocks
-        elif (
-            not layers
-            and len(members) >= 4
-            and len({layer.rpartition(".")[0] for layer in members}) == 1
-        ):
-            yield next(_of_sequence(name, list(members.values()), analysis), None), blocks
+        elif not layers:
+            yield from _of_sequences(members, least, analysis)
+
+
+def _of_sequences(
+    members: dict[str, list[Block]], least: float, analysis: Analysis
+) -> Iterator[tuple[Advice | None, list[Block]]]:
+    """Advice for modules without modules inside, by the module that they are the parts of."""
+    sequences: dict[str, dict[str, list[Block]]] = {}
+    for layer, blocks in members.items():
+        sequences.setdefault(layer.rpartition(".")[0], {})[layer] = blocks
+    for parts in sequences.values():
+        blocks = [block for each in parts.values() for block in each]
+        if len(parts) >= 4 and sum(block.bytes for block in blocks) >= least:
+            found = _of_sequence(_family(list(parts)), list(parts.values()), analysis)
+            yield next(found, None), blocks
 
 
 def _numbered(module: str) -> Iterator[tuple[str, str]]:
     """The numbered modules around one, as (family, layer).
 
-    For `0.blocks.3.mlp`: (`*`, `0`) and (`*.blocks.*`, `0.blocks.3`).
+    For `0.blocks.3.mlp`: (`*`, `0`) and (`*.blocks.*`, `0.blocks.3`).  For `layer2.0.conv`: (`layer*.*`, `layer2.0`).
     """
     parts = module.partition(".parametrizations.")[0].split(".")
     for i, part in enumerate(parts, 1):
         if part.isdecimal():
-            family = ("*" if each.isdecimal() else each for each in parts[:i])
-            yield ".".join(family), ".".join(parts[:i])
+            yield ".".join(map(_alike, parts[:i])), ".".join(parts[:i])
+
+
+def _alike(part: str) -> str:
+    """The part of a module's name, with * for the number at its end."""
+    stem = part.rstrip(string.digits)
+    return part if stem == part else f"{stem}*"
 
 
 def _outermost_that_help(found: list[tuple[Advice | None, list[Block]]]) -> Iterator[Advice]:
@@ -272,9 +288,9 @@ def _modules(family: str, n: int) -> str:
 
 
 def _is_in_sequence(block: Block, analysis: Analysis) -> bool:
-    """Was it made by an nn.Sequential that a line of the user called?"""
+    """Was it made by a module of torch's, or several, in an nn.Sequential: not by a library's module in it?"""
     frames = analysis.frames(block.stack)
-    torchs = itertools.takewhile(lambda frame: source.is_foreign(frame[1]), frames)
+    torchs = itertools.takewhile(lambda frame: source.is_torch(frame[1]), frames)
     return any(file.endswith("/torch/nn/modules/container.py") for _, file, _ in torchs)
 
 

@@ -104,6 +104,11 @@ def is_foreign(file: str) -> bool:
     return bool(_LIBRARY.search(file)) or is_cpp(file)
 
 
+def is_torch(file: str) -> bool:
+    """Is this torch's file, or Python's: neither the user's, nor of a library built on torch?"""
+    return is_foreign(file) and not _BUILT_ON_TORCH.search(file)
+
+
 def is_cpp(file: str) -> bool:
     """Is this code in C or C++, or the interpreter's?"""
     return bool(_CPP.search(file))

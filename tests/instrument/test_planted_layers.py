@@ -164,6 +164,49 @@ def test_a_norm_at_the_end_of_a_layer_is_its_output_not_what_it_keeps_besides(pl
     assert told.saved_bytes // MIB == 60  # three of what convolutions make
 
 
+def test_layers_of_all_stages_are_told_together(plan: Plan) -> None:
+    """As in a ResNet: no stage holds enough by itself.  What is around them is not a sequence, either."""
+    packages = "/venv/lib/python3.11/site-packages"
+    stack = plan.stack(7, "main")
+    for name, file in (
+        ("ResNet.forward", "torchvision/models/resnet"),
+        ("Sequential.forward", "torch/nn/modules/container"),
+        ("Bottleneck.forward", "torchvision/models/resnet"),
+    ):
+        texts = [plan.writer.string(text) for text in (name, f"{packages}/{file}.py")]
+        stack = plan.writer.stack(stack, *texts, 20)
+    plan.event("alloc", addr=1 << 40, bytes=200 * MIB, stack=plan.stack(8))
+    plan.event("phase_begin", "forward")
+    for n, module in enumerate(
+        f"net.layer{n // 2}.{n % 2}.{part}" for n in range(8) for part in "ab"
+    ):
+        plan.event("phase_begin", f"module:{module}")
+        plan.event("alloc", addr=(n + 1) << 30, bytes=10 * MIB, stack=stack)
+        plan.event("phase_end", f"module:{module}")
+    plan.event("phase_end", "forward")
+    (told,) = (each for each in advise(trace.analyse(plan.done())) if each.kind == "checkpoint")
+    assert told.text.startswith(
+        "Activations in the 8 modules net.layer*.* hold 160.0 MiB at the peak, at most 20.0 MiB in one of them. "
+        "torch.utils.checkpoint around each would"
+    )
+    assert told.saved_bytes == 70 * MIB
+
+
+def test_what_a_librarys_module_makes_inside_a_sequence_is_no_module_of_it(plan: Plan) -> None:
+    packages = "/venv/lib/python3.11/site-packages"
+    stack = plan.stack(7, "main")
+    for name, file in (
+        ("forward", "torch/nn/modules/container"),
+        ("Layer.forward", "library/layers"),
+    ):
+        texts = [plan.writer.string(text) for text in (name, f"{packages}/{file}.py")]
+        stack = plan.writer.stack(stack, *texts, 20)
+    for n in range(9):
+        plan.event("alloc", addr=(n + 1) << 30, bytes=10 * MIB, stack=stack)
+    told = kinds(plan.done())["checkpoint"].text
+    assert told.startswith("9 activations of Layer.forward hold 90.0 MiB at the peak.")
+
+
 @pytest.mark.parametrize(
     ("layers", "sizes", "named"),
     [
@@ -270,6 +313,7 @@ def test_modules_that_advice_is_for_have_a_star_where_they_differ() -> None:
     assert checkpoints._family(["layers.0", "layers.1"]) == "layers.*"
     assert checkpoints._family(["0", "1"]) == "*"
     assert checkpoints._family(["mid.resnets.0"]) == "mid.resnets.0"
+    assert checkpoints._family(["layer1.0", "layer10.1", "layer10.0"]) == "layer*.*"
 
 
 @pytest.mark.parametrize(
