@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from pyalloc import source
 from pyalloc.analysis import Analysis
-from pyalloc.facts import Advice
+from pyalloc.facts import Advice, Phase
 from pyalloc.falling import TRAINING, falls_by
+from pyalloc.findings import outermost
 from pyalloc.moments import Block
 from pyalloc.units import size
 
@@ -35,6 +36,7 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
     step = analysis.totals["peak_step"] or 0
     # The result of a checkpoint, or its last part, which it does not recompute.
     done = {n for n in {b.stack for b in peak.blocks} if source.is_checkpoint(analysis.frames(n))}
+    again = _differentiated(analysis)
     held = [
         b
         for b in peak.blocks
@@ -43,6 +45,7 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
         and b not in idle
         and not 0 <= b.step < step - 1  # an old step's: something else keeps them
         and b.stack not in done
+        and not any(p.begin < b.alloc_event <= p.end for p in again)
     ]
     of_switches = _by_switch(held, analysis)
     own = of_switches.pop("", [])
@@ -67,6 +70,33 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
             yield from _of_sequence("*", [[block] for block in of_sequence], analysis)
         elif len(blocks) >= 4:
             yield from _of_function(name, blocks, held, analysis)
+
+
+def _differentiated(analysis: Analysis) -> list[Phase]:
+    """Passes of the peak's step that a backward pass of create_graph=True has gone through by the peak.
+
+    What a checkpoint makes again there stays for the second backward pass, as in a gradient penalty.
+    """
+    if analysis.notes.get("create_graph") != "True":
+        return []
+    found: list[Phase] = []
+    last: Phase | None = None
+    peak = analysis.totals["peak_event"]
+    for phase in outermost(analysis.phases):
+        if phase.begin >= peak:
+            break
+        if phase.name == "forward":
+            last = phase
+        elif (
+            phase.name == "backward"
+            and last is not None
+            and phase.step == analysis.totals["peak_step"]
+        ):
+            made = [b for b in analysis.peak.blocks if last.begin < b.alloc_event <= last.end]
+            freed = [b for b in made if b.free_event is not None and b.free_event <= phase.end]
+            if made and len(freed) < len(made) / 2:
+                found.append(last)
+    return found
 
 
 def _by_switch(held: list[Block], analysis: Analysis) -> dict[str, list[Block]]:

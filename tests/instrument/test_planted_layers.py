@@ -192,6 +192,31 @@ def test_layers_of_all_stages_are_told_together(plan: Plan) -> None:
     assert told.saved_bytes == 70 * MIB
 
 
+@pytest.mark.parametrize(("creates_graph", "held"), [(True, 90), (False, 180)])
+def test_checkpoints_save_nothing_of_a_pass_that_is_differentiated_twice(
+    plan: Plan, creates_graph: bool, held: int
+) -> None:
+    """As by a gradient penalty: its backward pass makes again what the second one needs, which then stays."""
+    plan.event("user", f"create_graph={creates_graph}")
+    plan.event("step", "step")
+    for at in (10, 30):
+        plan.event("phase_begin", "forward")
+        for n in range(9):
+            plan.event("phase_begin", f"module:net.{n}")
+            plan.event("alloc", addr=(at + n) << 30, bytes=10 * MIB, stack=plan.stack(7))
+            plan.event("phase_end", f"module:net.{n}")
+        plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=1 << 30, bytes=10 * MIB)
+    plan.event("phase_end", "backward")
+    plan.event("phase_begin", "backward")
+    for address in (1, *range(38, 29, -1), *range(18, 9, -1)):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    told = kinds(plan.done())["checkpoint"].text
+    assert told.startswith(f"Activations in the 9 modules net.* hold {held}.0 MiB at the peak.")
+
+
 def test_what_a_librarys_module_makes_inside_a_sequence_is_no_module_of_it(plan: Plan) -> None:
     packages = "/venv/lib/python3.11/site-packages"
     stack = plan.stack(7, "main")
