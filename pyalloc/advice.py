@@ -30,6 +30,7 @@ from pyalloc.units import size
 PLANNED = "planned"  # among replays: pyalloc with a plan
 _STREAMS = 3  # streams with a workspace from which on it is told: a program may need two
 _PLAN_SHARE = 0.01  # of peak live bytes: saving less is not worth a plan
+_UNUSED_SHARE = 0.25  # of the parameters: from that on, gradients that no optimizer uses are told
 _NO_PRODUCT = re.compile(
     r"softmax|logsumexp|cross_entropy|_loss\b"
 )  # reductions that einsum cannot do
@@ -330,12 +331,16 @@ def _unused(analysis: Analysis) -> tuple[int, str]:
 def _unused_gradients(analysis: Analysis) -> Iterator[Advice]:
     unused, models = _unused(analysis)
     held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
-    if min(unused, held) > analysis.totals["peak_bytes"] * 0.03:
+    of_all = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "parameters")
+    is_large = min(unused, held) > analysis.totals["peak_bytes"] * 0.03
+    # Where they are for many of the parameters, what forward passes keep for them is far more than they are.
+    if is_large or min(unused, held) > of_all * _UNUSED_SHARE > 0:
         yield Advice(
             "unused_gradients",
             f"{size(unused)} of gradients belong to parameters that no optimizer updates, in {models}. "
-            "model.requires_grad_(False) avoids them and, if the model's input needs no gradient either, all that the "
-            "forward pass keeps for backward (torch.no_grad() around the pass does the same then).",
+            "requires_grad_(False) on these (on a whole model: model.requires_grad_(False)) avoids them and, if the "
+            "input needs no gradient either, all that the forward pass keeps for their backward pass (torch.no_grad() "
+            "around it does the same then).",
             min(unused, held),
         )
 

@@ -192,6 +192,17 @@ def test_unused_gradients_are_those_that_are_there_at_the_peak(
     assert [item.saved_bytes for item in told] == [saved] * bool(saved)
 
 
+@pytest.mark.parametrize(("unused", "is_told"), [(5, False), (6, True)])
+def test_unused_gradients_of_many_parameters_are_told_beside_large_activations(
+    unused: int, is_told: bool
+) -> None:
+    """A teacher without torch.no_grad(): its gradients are few bytes, but its forward pass keeps many."""
+    note = {"unused_gradients": f"{unused} bytes, ResNet"}
+    sizes = {"gradients": 9, "parameters": 20, "activations": 900}
+    told = [item.kind for item in advice._unused_gradients(at_the_peak(note, **sizes))]
+    assert told == ["unused_gradients"] * is_told
+
+
 @pytest.mark.parametrize(("unused", "is_told"), [(0, True), (69, True), (70, False)])
 def test_old_gradients_are_those_that_an_optimizer_would_clear(unused: int, is_told: bool) -> None:
     note = {"unused_gradients": f"{unused} bytes, Net"}
