@@ -526,6 +526,7 @@ pya_model_create(
     model->config = *config;
     model->config.streams = NULL; /* the caller's array need not outlive the call */
     model->total_bytes = caps.total_bytes;
+    model->n_addresses = caps.address_bytes;
     for (unsigned s = 0; s < config->n_streams; s++) {
         model->streams[s].stream = config->streams[s];
         model->streams[s].last = &model->streams[s].first;

@@ -1,18 +1,30 @@
-/* Expandable segments: one address range of 9/8 of the device per (stream, pool), mapped as needed. */
+/* Expandable segments: one address range of 9/8 of the device per (stream, pool), mapped as needed.  Where many have
+ * taken most addresses, ranges are smaller and a (stream, pool) may get several: a device of ample memory is larger than
+ * any card, and has no more addresses. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "model_internal.h"
 
+/* A range has its full size as long as it takes at most the first share of the addresses that are left, and the second
+ * one from then on. */
+enum { SEGMENT_SHARE = 16, SEGMENT_SHARE_SMALL = 1024 };
+
 /* ---- segments ---- */
 
+/* It has at least least_bytes. */
 static pya_status
-segment_create(struct pya_model *model, size_t unit, struct model_segment **out) {
+segment_create(
+    struct pya_model *model, size_t unit, size_t least_bytes, struct model_segment **out) {
     struct model_segment *segment = calloc(1, sizeof *segment);
     if (segment == NULL) {
         return PYA_E_HOST_NOMEM;
     }
     size_t wanted = model->total_bytes + model->total_bytes / 8;
+    if (wanted > model->n_addresses / SEGMENT_SHARE) {
+        wanted = (size_t)(model->n_addresses / SEGMENT_SHARE_SMALL);
+    }
+    wanted = wanted > least_bytes ? wanted : least_bytes;
     segment->unit = unit;
     segment->bytes = (wanted + unit - 1) / unit * unit;
     segment->units = calloc(segment->bytes / unit, sizeof *segment->units);
@@ -24,6 +36,7 @@ segment_create(struct pya_model *model, size_t unit, struct model_segment **out)
     if (status != PYA_OK) {
         goto free_units;
     }
+    model->n_addresses -= segment->bytes;
     segment->next = model->segments;
     model->segments = segment;
     *out = segment;
@@ -209,7 +222,7 @@ expand_place(
         return PYA_E_HOST_NOMEM;
     }
     size_t unit = is_large ? MODEL_LARGE_SEGMENT : MODEL_SMALL_SEGMENT;
-    pya_status status = segment_create(model, unit, &block->segment);
+    pya_status status = segment_create(model, unit, bytes, &block->segment);
     if (status != PYA_OK) {
         model_block_destroy(model, block);
         return status;

@@ -67,6 +67,7 @@ struct pya_model {
     struct pya_device *dev;
     struct pya_model_config config;
     size_t total_bytes;                            /* of the device */
+    uint64_t n_addresses;                          /* in no segment yet */
     struct model_pool_set *pools[PYA_MODEL_POOLS]; /* 0 is the default one; NULL before first use */
     unsigned pool;                                 /* of new requests */
     struct model_stream *streams;                  /* config.n_streams of them */

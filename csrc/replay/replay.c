@@ -377,7 +377,7 @@ static size_t
 replay_ample(const struct pya_program *program) {
     struct pya_program_info info;
     pya_program_query(program, &info);
-    size_t wanted = pya_round_up(info.peak_live_bytes, PYA_PAGE) * REPLAY_AMPLE_FACTOR;
+    size_t wanted = pya_round_up(info.device_live_bytes, PYA_PAGE) * REPLAY_AMPLE_FACTOR;
     return wanted > REPLAY_AMPLE_MIN ? wanted : REPLAY_AMPLE_MIN;
 }
 

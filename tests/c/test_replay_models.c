@@ -199,6 +199,37 @@ random_program(uint64_t seed, unsigned n_ops, unsigned n_streams, int n_devices)
     return program;
 }
 
+/* More streams than the addresses hold ranges of 9/8 of the device. */
+static void
+test_expandable_with_few_addresses(void) {
+    enum { N_STREAMS = 64 };
+    const struct pya_sim_config config = {
+        .capacity_bytes = 4096 * MIB, .address_bytes = UINT64_C(1) << 36};
+    pya_stream streams[N_STREAMS];
+    struct pya_model_block *held[N_STREAMS][2];
+    struct bench b;
+    for (unsigned s = 0; s < N_STREAMS; s++) {
+        streams[s] = 16 * s;
+    }
+    const struct pya_model_config model = {
+        .expandable = true, .n_streams = N_STREAMS, .streams = streams};
+    CHECK_OK(pya_sim_create(&config, 0, &b.sim));
+    CHECK_OK(pya_model_create(pya_sim_device(b.sim), &model, &b.model));
+    for (unsigned s = 0; s < N_STREAMS; s++) {
+        held[s][0] = take(b, 512, s);
+        held[s][1] = take(b, 30 * MIB, s);
+    }
+    CHECK_EQ(reserved(b), N_STREAMS * 42 * MIB);
+    for (unsigned s = 0; s < N_STREAMS; s++) {
+        give(b, held[s][0]);
+        give(b, held[s][1]);
+    }
+    CHECK_OK(pya_model_empty_cache(b.model));
+    CHECK_EQ(reserved(b), 0);
+    give(b, take(b, 4000 * MIB, N_STREAMS - 1)); /* beyond the range it has */
+    close_bench(b);
+}
+
 static void
 test_random_programs(void) {
     uint64_t rounds = check_budget(4);
@@ -581,6 +612,7 @@ static const struct check_case cases[] = {
     {"native_retries_before_oom", test_native_retries_before_oom},
     {"record_stream_waits", test_record_stream_waits},
     {"expandable_rules", test_expandable_rules},
+    {"expandable_with_few_addresses", test_expandable_with_few_addresses},
     {"random_programs", test_random_programs},
     {"find_min", test_find_min},
     {"find_min_tells_holes", test_find_min_tells_holes},
