@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../core/debug.h"
 #include "model_internal.h"
 
 /* ---- blocks ---- */
@@ -43,6 +44,8 @@ model_block_destroy(struct pya_model *model, struct pya_model_block *block) {
 
 void
 model_free_insert(struct pya_model *model, struct pya_model_block *block) {
+    model->caching[block->pool / 64] |= UINT64_C(1) << block->pool % 64;
+    model->pools[block->pool]->caching[block->stream / 64] |= UINT64_C(1) << block->stream % 64;
     block->node.key = block->bytes;
     block->node.addr = block->addr;
     tree_insert(&model_pool_of(model, block)->free, &block->node);
@@ -219,24 +222,56 @@ model_release_pool(struct pya_model *model, struct model_pool *pool) {
     return status;
 }
 
+/* The next bit that is set, from `bit` on; n: there is none. */
+static unsigned
+bits_next(const uint64_t *bits, unsigned n, unsigned bit) {
+    while (bit < n) {
+        PYA_STEP();
+        const uint64_t left = bits[bit / 64] >> bit % 64;
+        if (left != 0) {
+            return bit + (unsigned)__builtin_ctzll(left);
+        }
+        bit = (bit / 64 + 1) * 64;
+    }
+    return n;
+}
+
+/* *is_empty: it has no free block any more. */
 static pya_status
-model_release_set(struct pya_model *model, struct model_pool_set *set) {
+model_release_set(struct pya_model *model, struct model_pool_set *set, bool *is_empty) {
     pya_status status = PYA_OK;
-    for (unsigned s = 0; s < model->config.n_streams && status == PYA_OK; s++) {
-        status = model_release_pool(model, &set->by_stream[s][1]);
+    *is_empty = true;
+    for (unsigned s = bits_next(set->caching, PYA_MODEL_STREAMS, 0);
+         s < PYA_MODEL_STREAMS && status == PYA_OK;
+         s = bits_next(set->caching, PYA_MODEL_STREAMS, s + 1)) {
+        struct model_pool *pool = set->by_stream[s];
+        status = model_release_pool(model, &pool[1]);
         if (status == PYA_OK) {
-            status = model_release_pool(model, &set->by_stream[s][0]);
+            status = model_release_pool(model, &pool[0]);
+        }
+        if (pool[0].free == NULL && pool[1].free == NULL) {
+            set->caching[s / 64] &= ~(UINT64_C(1) << s % 64);
+        } else {
+            *is_empty = false;
         }
     }
     return status;
 }
 
+/* Asks only pools and streams that may have something: a hostile trace names thousands of each, and empties the cache
+ * all the time. */
 static pya_status
 model_release_cached(struct pya_model *model) {
     pya_status status = model_process_events(model, true);
-    for (unsigned p = 0; p < PYA_MODEL_POOLS && status == PYA_OK; p++) {
-        if (model->pools[p] != NULL && model->pools[p]->n_users == 0) {
-            status = model_release_set(model, model->pools[p]);
+    for (unsigned p = bits_next(model->caching, PYA_MODEL_POOLS, 0);
+         p < PYA_MODEL_POOLS && status == PYA_OK;
+         p = bits_next(model->caching, PYA_MODEL_POOLS, p + 1)) {
+        bool is_empty = false;
+        if (model->pools[p]->n_users == 0) {
+            status = model_release_set(model, model->pools[p], &is_empty);
+        }
+        if (is_empty && status == PYA_OK) {
+            model->caching[p / 64] &= ~(UINT64_C(1) << p % 64);
         }
     }
     return status;
@@ -487,6 +522,13 @@ pya_model_check(const struct pya_model *model) {
         }
         if (model_is_idle(b) && model_is_idle(next) && b->is_mapped == next->is_mapped) {
             fprintf(stderr, "model: two free neighbours\n");
+            bad++;
+        }
+        const uint64_t *caching = model->pools[b->pool]->caching;
+        if (model_is_idle(b) && b->is_mapped &&
+            ((model->caching[b->pool / 64] >> b->pool % 64 & 1) == 0 ||
+             (caching[b->stream / 64] >> b->stream % 64 & 1) == 0)) {
+            fprintf(stderr, "model: a free block that a release would not find\n");
             bad++;
         }
     }

@@ -45,8 +45,9 @@ struct model_pool {
 
 /* One pool. */
 struct model_pool_set {
-    unsigned n_users;                 /* of a private pool; at 0 its cache may be released */
-    struct model_pool by_stream[][2]; /* [config.n_streams][is_large] */
+    unsigned n_users; /* of a private pool; at 0 its cache may be released */
+    uint64_t caching[PYA_MODEL_STREAMS / 64]; /* bit per stream: it may have free blocks */
+    struct model_pool by_stream[][2];         /* [config.n_streams][is_large] */
 };
 
 /* Before its block is freed: one entry of block->uses.  Afterwards: one pending event of a stream. */
@@ -69,6 +70,7 @@ struct pya_model {
     size_t total_bytes;                            /* of the device */
     uint64_t n_addresses;                          /* in no segment yet */
     struct model_pool_set *pools[PYA_MODEL_POOLS]; /* 0 is the default one; NULL before first use */
+    uint64_t caching[PYA_MODEL_POOLS / 64];        /* bit per pool: it may have free blocks */
     unsigned pool;                                 /* of new requests */
     struct model_stream *streams;                  /* config.n_streams of them */
     uint64_t waiting[PYA_MODEL_STREAMS / 64];      /* bit per stream: it has pending events */

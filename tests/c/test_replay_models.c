@@ -3,6 +3,7 @@
 #include "check.h"
 #include "fault.h"
 
+#include "core/debug.h"
 #include "device/sim.h"
 #include "replay/model.h"
 #include "replay/replay.h"
@@ -432,6 +433,38 @@ test_private_pools(void) {
 }
 
 /* Blocks of private pools and of two devices, on every policy. */
+/* However many pools and streams there are: only those that have something are asked for it. */
+static void
+test_emptying_an_empty_cache(void) {
+    const struct pya_sim_config config = {
+        .capacity_bytes = 256 * MIB, .address_bytes = UINT64_C(1) << 36};
+    static pya_stream streams[PYA_MODEL_STREAMS];
+    const struct pya_model_config model = {.n_streams = PYA_MODEL_STREAMS, .streams = streams};
+    struct bench b;
+    for (unsigned s = 0; s < PYA_MODEL_STREAMS; s++) {
+        streams[s] = 16 * s;
+    }
+    CHECK_OK(pya_sim_create(&config, 0, &b.sim));
+    CHECK_OK(pya_model_create(pya_sim_device(b.sim), &model, &b.model));
+    for (unsigned p = 1; p < 64; p++) {
+        CHECK_OK(pya_model_pool_begin(b.model, p));
+        give(b, take(b, 512, PYA_MODEL_STREAMS - p));
+        pya_model_pool_end(b.model);
+        CHECK_EQ(reserved(b), 2 * MIB);
+        CHECK_OK(pya_model_empty_cache(b.model));
+        CHECK_EQ(reserved(b), 2 * MIB); /* it has a user */
+        pya_model_pool_release(b.model, p);
+        CHECK_OK(pya_model_empty_cache(b.model));
+        CHECK_EQ(reserved(b), 0);
+    }
+#if PYA_ASSERT_LEVEL >= 2
+    unsigned long before = pya_debug_steps;
+    CHECK_OK(pya_model_empty_cache(b.model));
+    CHECK(pya_debug_steps - before <= PYA_MODEL_POOLS);
+#endif
+    close_bench(b);
+}
+
 static void
 test_pool_program(void) {
     struct pya_program *program = NULL;
@@ -619,6 +652,7 @@ static const struct check_case cases[] = {
     {"passes", test_passes},
     {"program_corners", test_program_corners},
     {"private_pools", test_private_pools},
+    {"emptying_an_empty_cache", test_emptying_an_empty_cache},
     {"pool_program", test_pool_program},
     {"hostile_programs", test_hostile_programs},
     {"stopping", test_stopping},
