@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, ranked, recorded, recording, sharing
+from pyalloc import console, pythons, ranked, recorded, recording, sharing
 from pyalloc._bootstrap import leaving
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
@@ -19,6 +19,7 @@ PATH = "PYALLOC_RECORD"  # environment: record every process that uses CUDA to t
 STACKS = "PYALLOC_RECORD_STACKS"  # python, all (C++ too) or none
 MARKS = "PYALLOC_RECORD_MARKS"  # "0": no automatic phases, steps and categories
 TELLER = "PYALLOC_RECORD_TELLER"  # number of the process that says if nothing was recorded
+_PROGRAM = re.compile(rf"{pythons.PROGRAM}|.*\.py")
 NOTHING = (
     "nothing; no process used CUDA through torch, or the program replaced PYTHONPATH, through which pyalloc enters, "
     "or the file could not be written"
@@ -123,7 +124,7 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
     """The environment that these arguments ask for.
 
     Raises:
-        UsageError: they say how to record, but not to record; or see prepare().
+        UsageError: they say how to record, but not to record; or the program was taken for the file; or see prepare().
     """
     if args.record is None:
         if says_how(args):
@@ -131,6 +132,13 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
                 "--stacks, --no-source and --no-marks need a recording; add --record out.pya"
             )
         return {}
+    if _PROGRAM.fullmatch(
+        args.record.name
+    ):  # it may exist, and must not be named as one to overwrite
+        raise UsageError(
+            "--record needs the name of a file to write before the program: --record out.pya "
+            f"{console.quoted(args.record)} ..."
+        )
     stacks = stacks_of(args)
     return prepare(args.record, stacks=stacks, automatic=not args.no_marks, force=args.force)
 

@@ -161,6 +161,16 @@ def _dispatch(words: list[str]) -> int:
     return _run(words[0], words[1:])
 
 
+def _unknown(words: list[str], options: list[str]) -> str:
+    """What is wrong with words that no option takes."""
+    typed = [word.partition("=")[0] for word in words if word.startswith("--")]
+    near = [difflib.get_close_matches(word, options, 1) for word in typed]
+    meant = " ".join(found[0] for found in near if found)
+    return f"unrecognized arguments: {' '.join(words)}" + (
+        f"; did you mean {meant}?" if meant else ""
+    )
+
+
 def _run(name: str, rest: list[str]) -> int:
     if name not in names():
         known = f"the subcommands are {', '.join(names())}"
@@ -188,7 +198,9 @@ def _run(name: str, rest: list[str]) -> int:
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     command.prepare_parser(parser)
     try:
-        args = parser.parse_args(rest)
+        args, unknown = parser.parse_known_args(rest)
+        if unknown:
+            parser.error(_unknown(unknown, [*parser._option_string_actions]))
         console.keep_inputs(args)
         return command.run(args)
     except PyallocError as error:

@@ -297,6 +297,40 @@ def test_what_names_no_steps_is_told_as_it_was_typed(
     assert f"{step!r} is neither a step N nor steps N-M nor 'all'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["report", "a.pya", "--steps", "3"], "arguments: --steps 3; did you mean --step?\n"),
+        (["replay", "a.pya", "--limt=3GB", "--frce"], "did you mean --limit --force?\n"),
+        (["dryrun", "--recrod", "a.pya", "python", "--by"], "--recrod; did you mean --record?\n"),
+        (["top", "a.pya", "by.pya", "-x"], "unrecognized arguments: by.pya -x\n"),
+    ],
+)
+def test_a_misspelled_option_is_told_the_right_one(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(told)
+
+
+@pytest.mark.parametrize("command", ["run", "dryrun"])
+@pytest.mark.parametrize("words", [["python", "a.py"], ["bin/python3.11", "a.py"], ["a.py", "-V"]])
+def test_a_forgotten_name_of_a_recording_is_not_that_of_the_program(
+    command: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was written to, or named as a file that --force overwrites."""
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/python3.11", "a.py"):
+        (tmp_path / name).write_text("print()")
+    words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words]
+    words = words if words[1] != "-V" else [words[0], sys.executable, "-V"]
+    assert cli.main([command, "--force", "--record", *words]) == 2
+    assert f"before the program: --record out.pya {words[0]} ..." in capsys.readouterr().err
+    assert (tmp_path / "a.py").exists() and (tmp_path / "bin/python3.11").exists()
+
+
 @pytest.mark.parametrize("command", ["replay", "sweep"])
 def test_a_limit_that_is_no_size_is_told_with_its_option(
     command: str, capsys: pytest.CaptureFixture[str]
