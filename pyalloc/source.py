@@ -17,7 +17,8 @@ Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 # Files that torch.compile writes to its cache.
 _COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
 _LIBRARY = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib(64)?/python3\.\d+t?/|^<(frozen|string|eval)|/pyalloc/(automarks|eventsources|marks|notebook|recording|_bootstrap/[\w/]+)\.py"
+    r"(/site-packages/|/dist-packages/|/lib(64)?/python3\.\d+t?/|^<(frozen|string|eval)"
+    r"|/pyalloc/(automarks|eventsources|marks|notebook|recording|(_bootstrap|distributions|ops)/[\w/]+)\.py"
     rf"|/torchinductor_\w+/|{_COMPILED}"
     r"|/torch_geometric\.[\w.]+\.py$)"  # and files that torch_geometric writes
 )

@@ -138,6 +138,17 @@ def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
     ]
 
 
+@pytest.mark.parametrize("folder", [LIBRARIES, "/home/me/work"])
+def test_fused_ops_are_lines_of_the_program_that_calls_them(folder: str) -> None:
+    """Also where pyalloc is in its own folder, as after `pip install -e`: its own lines were named."""
+    model = ("forward", "/home/me/model.py", 3)
+    for file in ("ops/_plans.py", "ops/additive.py", "distributions/power_spherical.py"):
+        assert (
+            source.name((("maker", f"{folder}/pyalloc/{file}", 87), model))
+            == "me/model.py:3 forward"
+        )
+
+
 def test_a_kernel_that_torch_looks_for_in_python_is_its_callers() -> None:
     router = ("eager_router", "/x/site-packages/torch/_native/registry.py", 958)
     norm = ("norm", "/x/site-packages/torch/functional.py", 1900)
