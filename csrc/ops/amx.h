@@ -1,6 +1,6 @@
 #pragma once
-/* Matrix tiles of 16 rows of 64 bytes: those of AMX where the compiler may use it, else the same in plain C, so that any
- * machine can test the kernels that use them.  Tiles 0 to 3 collect sums, 4 and 5 hold rows of the left factor, 6 and 7 of the right one.
+/* Matrix tiles of 16 rows of 64 bytes: those of AMX with PYA_HAVE_AMX, else the same in plain C, so that any machine can test
+ * the kernels that use them.  Tiles 0 to 3 collect sums, 4 and 5 hold rows of the left factor, 6 and 7 of the right one.
  * Floor 0. */
 #include <stdint.h>
 #include <string.h>
@@ -12,7 +12,7 @@ enum {
     AMX_ROW_BYTES = 16 * sizeof(uint32_t),
 };
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#ifdef PYA_HAVE_AMX /* not __AMX_TILE__: clang 14 calls it otherwise */
 #include <immintrin.h>
 
 /* To be called by each thread before its first tile. */
@@ -50,8 +50,6 @@ amx_written(void) {
 #define amx_multiply(sum, left, right) _tile_dpbf16ps(sum, left, right)
 
 #else
-#define AMX_IS_EMULATED
-
 static _Thread_local union {
     float sum[AMX_WORDS];
     uint32_t pair[AMX_WORDS];

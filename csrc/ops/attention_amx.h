@@ -35,7 +35,7 @@ enum {
  * large ones that the backward rounds in another way give probabilities that are off by up to 1e-5. */
 static inline bool
 att_amx_pays(const struct pya_ops_attention *a) {
-#ifdef AMX_IS_EMULATED
+#ifdef PYA_AMX_EMULATED
     (void)a;
     return true;
 #else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,19 @@ def test_avx512_where_linux_refuses_tiles(tmp_path: Path):
         )
         found[name] = done.stdout.strip()
     assert found == {"given": "amx", "refused": "avx512"}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_kernels_of_amx_have_its_tiles(tmp_path: Path, compiler: str):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    source, kernel = Path(__file__).parents[2] / "csrc/ops", tmp_path / "attention_amx_forward.o"
+    command = ["make", "-s", "-C", source, f"OBJ={tmp_path}", f"CC={compiler}", kernel]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No rule to make target" in made.stderr:
+        pytest.skip(f"this {compiler} does not know AMX")
+    assert (made.returncode, made.stderr) == (0, "")
+    names = subprocess.run(["nm", kernel], capture_output=True, text=True, check=True).stdout
+    assert "pya_attention_forward_amx" in names
+    assert "amx_tile" not in names, "they are in plain C, as for tests"
