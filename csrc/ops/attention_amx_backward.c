@@ -2,6 +2,7 @@
  * queries meet each block of keys, so that the latter is split once for them. */
 #include "attention_amx.h"
 #include "attention_backward.h"
+#include "attention_scores.h"
 #include "kernels.h"
 
 enum {

@@ -1,6 +1,7 @@
 /* Scaled attention's forward with AMX: attention_forward.c, with products by tiles.  Several blocks of queries, of all heads
  * that share a key head, pass over the keys together, so that each block of keys and values is split once for them. */
 #include "attention_amx.h"
+#include "attention_scores.h"
 #include "attention_write.h"
 #include "kernels.h"
 

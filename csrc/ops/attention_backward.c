@@ -3,6 +3,7 @@
  *   dV = (P M)^T dO, dS = P (M dO V^T - delta), dQ = scale dS K, dK = scale dS^T Q, dBias = dS. */
 #include "attention_backward.h"
 #include "attention_few.h"
+#include "attention_scores.h"
 
 struct backward_scratch {
     real *qt, *dot; /* [dim][ATT_LD], [dim_v][ATT_LD]: scaled queries and dO in lanes */

@@ -3,6 +3,7 @@
  * queries pass over them together. */
 #include "attention_drop.h"
 #include "attention_few.h"
+#include "attention_scores.h"
 #include "attention_write.h"
 
 enum {

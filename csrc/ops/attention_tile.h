@@ -12,7 +12,6 @@ enum {
     ATT_Q = 64,       /* queries in a block */
     ATT_K = 128,      /* keys in a block */
     ATT_LD = 64 + 16, /* row stride of a block of scores */
-    ATT_TERMS = 64,   /* of a score, summed at once: a sum of short sums loses fewer digits */
 };
 
 /* Scores are kept in units of log 2, so that a probability is an exp2 without a multiplication. */
@@ -56,89 +55,6 @@ att_tops(const struct pya_ops_attention *a, struct att_block x) {
 static inline ptrdiff_t
 att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {
     return a->causal && q0 + nq < (ptrdiff_t)a->n_k ? q0 + nq : (ptrdiff_t)a->n_k;
-}
-
-static inline void
-att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
-    const struct pya_ops_scores w = a->bias;
-    const real *p = (const real *)w.p + att_first_score(w, x);
-    if (w.q == 0) {
-        for (int k = 0; k < x.nk; k++) {
-            const vr bias = v_set(p[k * w.k]);
-            for (int q = 0; q < x.nq; q += VW) {
-                real *dst = s + k * ATT_LD + q;
-                v_st(dst, v_fma(v_set((real)att_log2e), bias, v_ld(dst)));
-            }
-        }
-        return;
-    }
-    if (w.k == 1) {
-        pack_add_transposed(s, ATT_LD, p, w.q, x.nq, x.nk, (real)att_log2e);
-        return;
-    }
-    for (int k = 0; k < x.nk; k++) {
-        for (int q = 0; q < x.nq; q++) {
-            real *dst = s + k * ATT_LD + q;
-            *dst = r_fma((real)att_log2e, p[q * w.q + k * w.k], *dst);
-        }
-    }
-}
-
-/* The bias of a block that will be computed next. */
-static inline void
-att_prefetch_bias(const struct pya_ops_attention *a, struct att_block x) {
-    const struct pya_ops_scores w = a->bias;
-    if (w.p != NULL && w.q != 0 && w.k == 1 && x.nk > 0) {
-        pack_prefetch((const real *)w.p + att_first_score(w, x) - x.nk, w.q, x.nq, x.nk);
-    }
-}
-
-static inline void
-att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
-    const struct pya_ops_scores w = a->mask;
-    const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
-    for (int q = 0; q < x.nq; q++) {
-        for (int k = 0; k < x.nk; k++) {
-            if (p[q * w.q + k * w.k] == 0) {
-                s[k * ATT_LD + q] = (real)-INFINITY;
-            }
-        }
-    }
-}
-
-/* Applies bias and masks to the transposed scores of one block. */
-static inline void
-att_adjust_scores(const struct pya_ops_attention *a, struct att_block x, real *s) {
-    if (a->bias.p != NULL) {
-        att_add_bias(a, x, s);
-    }
-    if (a->mask.p != NULL) {
-        att_apply_mask(a, x, s);
-    }
-    if (a->causal && x.k0 + x.nk - 1 > x.q0) {
-        for (int k = 0; k < x.nk; k++) {
-            for (int q = 0; q < x.nq && x.q0 + q < x.k0 + k; q++) {
-                s[k * ATT_LD + q] = (real)-INFINITY;
-            }
-        }
-    }
-}
-
-/* The transposed scores of one block.  qt: [dim][ATT_LD], scaled by scale / log 2. */
-static inline void
-att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s) {
-    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
-    const int dim = (int)a->dim;
-    for (int d = 0; d < dim; d += ATT_TERMS) {
-        struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0) + d, a->k.s, 1};
-        struct pya_tile_b queries = {qt + d * ATT_LD, ATT_LD};
-        struct pya_tile_c dst = {s, ATT_LD, d > 0};
-        const int n = dim - d < ATT_TERMS ? dim - d : ATT_TERMS;
-        tile_multiply(x.nk, x.nq, n, keys, queries, dst);
-    }
-    att_adjust_scores(a, x, s);
-    x.k0 += x.nk;
-    att_prefetch_bias(a, x);
 }
 
 /* dst[d][q] = scale * rows[q][d]; missing lanes are zero, up to a whole number of `whole` */

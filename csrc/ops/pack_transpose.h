@@ -1,5 +1,6 @@
 #pragma once
 /* Transposing copies between the caller's memory and scratch.  Floor 1. */
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "simd.h"
@@ -98,21 +99,13 @@ pack_transpose(
         i8 = rows / 8 * 8;
     }
     /* walk along whole rows of the side with the larger row stride: fewer lines compete for each cache set */
-    if (dst_row > src_row) {
-        for (ptrdiff_t j = 0; j < n; j += 8) {
-            for (ptrdiff_t i = 0; i < i8; i += 8) {
-                pack_transpose_8x8(
-                    dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, rows - i,
-                    n - j);
-            }
-        }
-    } else {
-        for (ptrdiff_t i = 0; i < i8; i += 8) {
-            for (ptrdiff_t j = 0; j < n; j += 8) {
-                pack_transpose_8x8(
-                    dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, rows - i,
-                    n - j);
-            }
+    const bool by_rows = dst_row > src_row;
+    for (ptrdiff_t far = 0; far < (by_rows ? n : i8); far += 8) {
+        for (ptrdiff_t near = 0; near < (by_rows ? i8 : n); near += 8) {
+            const ptrdiff_t i = by_rows ? near : far;
+            const ptrdiff_t j = by_rows ? far : near;
+            pack_transpose_8x8(
+                dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, rows - i, n - j);
         }
     }
     for (; i8 + 8 <= padded; i8 += 8) {
