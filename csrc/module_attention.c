@@ -1,31 +1,15 @@
-/* Serves the plain calls of scaled attention: by pyalloc's kernel if nothing but the call itself asks for the result, else by
- * torch's where that is the faster one.  Such a call may take microseconds, and each step in Python, as reading three shapes, a
+/* Serves the plain calls of scaled attention: by pyalloc's kernel if nothing but the call itself and autograd see the result,
+ * or by torch's where that is the faster one.  Such a call may take microseconds, and each step in Python, as reading three shapes, a
  * good part of one.  Here shapes are read through DLPack's table of C functions, if torch has it, else by attributes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "module.h"
-#include "module_views.h"
+#include "module_attention.h"
 
 static const char rule_capsule[] = "pyalloc.attention_plain";
 
-/* Names of attributes and methods of a tensor and its node. */
-enum rule_name {
-    RULE_SHAPE,
-    RULE_STRIDE,
-    RULE_DTYPE,
-    RULE_IS_CPU,
-    RULE_REQUIRES_GRAD,
-    RULE_GRAD_FN,
-    RULE_HOOKS,
-    RULE_REGISTER,
-    RULE_SCALE,
-    RULE_FLAG,
-    RULE_IS_NEG,
-    RULE_LEVEL,
-    RULE_NAMES,
-};
 static const char *const rule_names[RULE_NAMES] = {
     "shape",           "stride",
     "dtype",           "is_cpu",
@@ -33,52 +17,6 @@ static const char *const rule_names[RULE_NAMES] = {
     "_backward_hooks", "_register_hook_dict",
     "scale",           "_is_compiling_flag",
     "is_neg",          "_current_level",
-};
-
-/* What the caller hands over, in the order of the tuple. */
-enum rule_part {
-    RULE_TENSOR, /* views are taken only of exactly these two classes, not of subclasses */
-    RULE_PARAMETER,
-    RULE_FLOAT,    /* the only dtype served */
-    RULE_COMPILER, /* the names of torch.compiler, where a flag says whether something is compiled */
-    RULE_TRANSFORMS,  /* (): does a transform of torch.func look at the calls now made? */
-    RULE_GRAD_MODE,   /* (): does autograd record? */
-    RULE_SAVED_HOOKS, /* (True): None unless something wants to see what is saved for backward */
-    RULE_SDPA,        /* torch's kernel */
-    RULE_OFFER,       /* (out, q, k, v): has second derivatives offered for out */
-    RULE_FIRST_HOOKS, /* what RULE_OFFER registers where nothing looks at what is saved */
-    RULE_BY_TORCH,    /* what is said of a call that torch's kernel serves: a dict */
-    RULE_BY_US,       /* and of one that pyalloc's serves */
-    RULE_LOG,         /* (): logs the latter */
-    RULE_DUAL,    /* the names of torch.autograd.forward_ad, where a level is -1 without tangents */
-    RULE_QUIET,   /* pairs of a function and what it returns if nothing sees or changes calls */
-    RULE_EMPTY,   /* (sizes, strides, dtype): a new tensor; None: pyalloc's kernel is not used */
-    RULE_THREADS, /* (multiply-adds): how many threads to use */
-    RULE_KERNEL,  /* (): the address of pyalloc's kernel */
-    RULE_PARTS,
-};
-
-struct rule {
-    long long one_key_queries, one_key_head; /* see rule_has_one_key */
-    /* Less work goes to torch's kernel if pyalloc's is not called from here; what a head and a score take, besides products. */
-    long long little_work, work_of_head, work_of_score;
-    long long largest_head;
-    long long many_products; /* from so many on, RULE_THREADS is asked */
-    PyObject *names[RULE_NAMES];
-    PyObject *parts; /* the tuple, which owns what `part` borrows */
-    PyObject *part[RULE_PARTS];
-    const struct pya_dlpack_api *api;                /* NULL: use attributes */
-    int (*kernel)(const struct pya_ops_attention *); /* NULL: not yet asked for */
-};
-
-enum { RULE_DIMS = VIEW_DIMS, RULE_TENSORS = 3, RULE_BIAS = RULE_TENSORS, RULE_MASK, RULE_ALL };
-
-/* The arguments of a call. */
-struct rule_args {
-    PyObject *const *tensors; /* queries, keys, values, bias and mask; the last two may be None */
-    PyObject *causal, *scale; /* a bool, None or a float */
-    struct pya_dlpack_view views[RULE_ALL];
-    long long n[RULE_TENSORS][RULE_DIMS]; /* of the views */
 };
 
 static void
@@ -126,36 +64,6 @@ rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
     long long step[RULE_DIMS];
     PyObject *stride = PyObject_CallMethodObjArgs(tensor, r->names[RULE_STRIDE], NULL);
     return rule_numbers(stride, LLONG_MAX, step) && !rule_overlaps(step[2], step[3], n[2], n[3]);
-}
-
-static bool
-rule_has(PyObject *tensor, PyObject *name, PyObject *wanted) {
-    PyObject *found = PyObject_GetAttr(tensor, name);
-    const bool has = found == wanted;
-    Py_XDECREF(found);
-    return has;
-}
-
-static bool
-rule_says(PyObject *function, PyObject *wanted) {
-    PyObject *found = PyObject_CallNoArgs(function);
-    const bool says = found == wanted;
-    Py_XDECREF(found);
-    return says;
-}
-
-static bool
-rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
-    if (!rule_says(r->part[RULE_GRAD_MODE], Py_True)) {
-        return false;
-    }
-    for (int i = 0; i < RULE_MASK; i++) {
-        PyObject *x = c->tensors[i];
-        if (x != Py_None && rule_has(x, r->names[RULE_REQUIRES_GRAD], Py_True)) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* Some queries of a single key and wide heads are faster in torch's. */
@@ -226,141 +134,6 @@ rule_sizes(struct rule_args *c) {
     return true;
 }
 
-/* ---- pyalloc's kernel ---- */
-
-/* Does nothing but the call see its result: no gradient, tangent, transform, trace, mode or cast? */
-static bool
-rule_is_alone(const struct rule *r, const struct rule_args *c) {
-    PyObject *quiet = r->part[RULE_QUIET];
-    PyObject *level = PyDict_GetItem(r->part[RULE_DUAL], r->names[RULE_LEVEL]);
-    bool is_alone = level != NULL && PyLong_AsLong(level) == -1 && !rule_asks_gradient(r, c);
-    for (Py_ssize_t i = 0; is_alone && i < PyTuple_Size(quiet); i++) {
-        PyObject *pair = PyTuple_GetItem(quiet, i);
-        is_alone = rule_says(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
-    }
-    return is_alone;
-}
-
-/* Are its numbers those in memory? */
-static bool
-rule_is_resolved(const struct rule *r, PyObject *tensor) {
-    PyObject *is_neg = PyObject_CallMethodObjArgs(tensor, r->names[RULE_IS_NEG], NULL);
-    Py_XDECREF(is_neg);
-    return is_neg == Py_False;
-}
-
-/* The rest, as whether the heads are a multiple of those of k, the kernel checks. */
-static bool
-rule_fits(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
-    const long long *q = n[0];
-    const long long *k = n[1];
-    const long long *v = n[2];
-    return q[0] == k[0] && q[3] == k[3] && q[3] <= r->largest_head && v[0] == k[0] &&
-           v[1] == k[1] && v[2] == k[2] && v[3] <= r->largest_head;
-}
-
-/* Do the kernels read all tensors as they lie?  Sets what they read. */
-static bool
-rule_reads(const struct rule *r, const struct rule_args *c, struct pya_ops_attention *a) {
-    struct pya_ops_heads *const heads[RULE_TENSORS] = {&a->q, &a->k, &a->v};
-    for (int i = 0; i < RULE_TENSORS; i++) {
-        const struct pya_dlpack_view *view = &c->views[i];
-        const bool is_dense = view->strides[3] == 1 || view->shape[3] == 1;
-        if (!is_dense || !rule_is_resolved(r, c->tensors[i])) {
-            return false;
-        }
-        *heads[i] = view_heads(view);
-    }
-    const long long scores[RULE_DIMS] = {a->n_b, a->n_h, a->n_q, a->n_k};
-    PyObject *bias = c->tensors[RULE_BIAS];
-    if (bias != Py_None &&
-        !(view_is_on_cpu(&c->views[RULE_BIAS], PYA_DLPACK_FLOAT, 32) &&
-          view_scores(&c->views[RULE_BIAS], scores, &a->bias) && rule_is_resolved(r, bias))) {
-        return false;
-    }
-    return c->tensors[RULE_MASK] == Py_None ||
-           (view_is_on_cpu(&c->views[RULE_MASK], PYA_DLPACK_BOOL, 8) &&
-            view_scores(&c->views[RULE_MASK], scores, &a->mask));
-}
-
-/* False with an exception set. */
-static bool
-rule_threads(const struct rule *r, struct pya_ops_attention *a) {
-    const double products = (double)(a->n_b * a->n_h * a->n_q) * (double)a->n_k * (double)a->dim;
-    a->n_threads = 1;
-    if (products >= (double)r->many_products) {
-        const long long n = products < 1e18 ? (long long)products : LLONG_MAX;
-        PyObject *many = PyObject_CallFunction(r->part[RULE_THREADS], "L", n);
-        a->n_threads = many == NULL ? -1 : (int32_t)PyLong_AsLong(many);
-        Py_XDECREF(many);
-    }
-    return a->n_threads > 0;
-}
-
-/* False with an exception set. */
-static bool
-rule_load(struct rule *r) {
-    if (r->kernel == NULL) {
-        PyObject *address = PyObject_CallNoArgs(r->part[RULE_KERNEL]);
-        void *function = address == NULL ? NULL : PyLong_AsVoidPtr(address);
-        Py_XDECREF(address);
-        /* ISO C has no cast from an object pointer */
-        memcpy(&r->kernel, &function, sizeof function);
-    }
-    return r->kernel != NULL;
-}
-
-static PyObject *
-rule_empty(const struct rule *r, const struct pya_ops_attention *a) {
-    const long long b = a->n_b;
-    const long long h = a->n_h;
-    const long long q = a->n_q;
-    const long long v = a->dim_v;
-    return PyObject_CallFunction(
-        r->part[RULE_EMPTY], "(LLLL)(LLLL)O", b, h, q, v, h * q * v, q * v, v, 1LL,
-        r->part[RULE_FLOAT]);
-}
-
-/* NULL, with or without an exception: this is not for pyalloc's kernel, or it failed. */
-static PyObject *
-rule_by_us(struct rule *r, const struct rule_args *c) {
-    const long long *q = c->n[0];
-    const long long *k = c->n[1];
-    struct pya_ops_attention a = {
-        .n_b = q[0],
-        .n_h = q[1],
-        .n_kv = k[1],
-        .n_q = q[2],
-        .n_k = k[2],
-        .dim = q[3],
-        .dim_v = c->n[2][3],
-        .scale = c->scale == Py_None ? 1 / sqrt((double)q[3]) : PyFloat_AsDouble(c->scale),
-        .causal = c->causal == Py_True,
-        .dtype = PYA_OPS_F32,
-    };
-    if (r->part[RULE_EMPTY] == Py_None || !rule_fits(r, c->n) || !rule_is_alone(r, c) ||
-        !rule_reads(r, c, &a)) {
-        return NULL;
-    }
-    struct pya_dlpack_view view = {0};
-    PyObject *out = rule_load(r) && rule_threads(r, &a) ? rule_empty(r, &a) : NULL;
-    if (out == NULL || r->api->view(out, &view) != 0) {
-        Py_XDECREF(out);
-        return NULL;
-    }
-    a.out = view_heads(&view);
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = r->kernel(&a);
-    Py_END_ALLOW_THREADS
-    PyObject *logged = status == 0 ? PyObject_CallNoArgs(r->part[RULE_LOG]) : NULL;
-    if (logged == NULL) {
-        Py_CLEAR(out);
-    }
-    Py_XDECREF(logged);
-    return out;
-}
-
 /* ---- torch's kernel ---- */
 
 static bool
@@ -380,6 +153,12 @@ rule_is_refused(const struct rule_args *c) {
     const bool is_turned =
         c->causal == Py_True && c->scale != Py_None && !(PyFloat_AsDouble(c->scale) > 0);
     return c->tensors[RULE_BIAS] != Py_None || c->tensors[RULE_MASK] != Py_None || is_turned;
+}
+
+/* Is torch's kernel the faster one for such a call of no bias or mask? */
+static bool
+rule_prefers_torchs(const struct rule *r, const struct rule_args *c) {
+    return rule_has_one_key(r, c->n) || (rule_is_little(r, c->n) && rule_asks_gradient(r, c));
 }
 
 static PyObject *
@@ -468,8 +247,8 @@ rule_serve(struct rule *r, struct rule_args *c, PyObject **info) {
     const bool is_refused = rule_is_refused(c);
     *info = r->part[RULE_BY_US];
     PyObject *out = NULL;
-    if (has_views && (is_refused || !rule_has_one_key(r, c->n))) {
-        out = rule_by_us(r, c);
+    if (has_views && (is_refused || !rule_prefers_torchs(r, c))) {
+        out = pya_rule_by_us(r, c);
     }
     if (out != NULL || PyErr_Occurred() != NULL || is_refused) {
         return out;

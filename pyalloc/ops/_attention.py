@@ -241,7 +241,7 @@ def is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def run_direct(*args: Any) -> Tensor:
     """Like run(), for calls that only autograd sees and that the kernels can serve."""
     if asks_gradient(args[:4]):
-        out: Tensor = _Direct.apply(*args)
+        out: Tensor = record(*args)
         return out
     return _forward_kernel(*args, wants_stats=False)[0]
 
@@ -350,6 +350,9 @@ class _Direct(torch.autograd.Function):
         forms = _transformable_backward, _backward_kernel, "scaled_attention_backward"
         backward = choose_backward((grad,), *forms)
         return _gradients(ctx, backward, grad)
+
+
+record = _Direct.apply
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

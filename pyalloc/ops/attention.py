@@ -62,37 +62,37 @@ _is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
 _is_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_serve_plain = attention_plain(
-    (
-        Tensor,
-        torch.nn.Parameter,
-        torch.float32,
-        vars(torch.compiler),
-        _transforms,
-        torch.is_grad_enabled,
-        torch._C._autograd._top_saved_tensors_default_hooks,
-        _sdpa,
-        _second.offer,
-        _second.HOOKS,
-        _BY_TORCH,
-        _BY_US,
-        partial(_log.debug, _TAKEN, *_BY_US.values()),
-        vars(forward_ad),
-        (*QUIET, (autocasts, False)),
-        empty_cpu,
-        threads,
-        partial(address, "pya_ops_attention_forward"),
-    ),
-    (
-        _ONE_KEY_QUERIES,
-        _ONE_KEY_HEAD,
-        _LITTLE_WORK,
-        _WORK_OF_HEAD,
-        _WORK_OF_SCORE,
-        _LARGEST_HEAD,
-        2 * WORK_OF_A_THREAD,
-    ),
+_PARTS = (
+    Tensor,
+    torch.nn.Parameter,
+    torch.float32,
+    vars(torch.compiler),
+    _transforms,
+    torch.is_grad_enabled,
+    torch._C._autograd._top_saved_tensors_default_hooks,
+    _sdpa,
+    _second.offer,
+    _second.HOOKS,
+    _BY_TORCH,
+    _BY_US,
+    partial(_log.debug, _TAKEN, *_BY_US.values()),
+    vars(forward_ad),
+    (*QUIET, (autocasts, False)),
+    empty_cpu,
+    threads,
+    partial(address, "pya_ops_attention_forward"),
+    _attention.record,
 )
+_LIMITS = (
+    _ONE_KEY_QUERIES,
+    _ONE_KEY_HEAD,
+    _LITTLE_WORK,
+    _WORK_OF_HEAD,
+    _WORK_OF_SCORE,
+    _LARGEST_HEAD,
+    2 * WORK_OF_A_THREAD,
+)
+_serve_plain = attention_plain(_PARTS, _LIMITS)
 
 
 @overload

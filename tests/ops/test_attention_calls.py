@@ -75,7 +75,7 @@ def few(sdpa, limits=(5, 4, 1000, 100, 2, 8, 1), offer=None, quiet=()):
     compiler = {"_is_compiling_flag": False}
     modes = (lambda: False), torch.is_grad_enabled, (lambda _: "hooks")
     parts = torch.Tensor, torch.nn.Parameter, torch.float32, compiler, *modes, sdpa, offer, {}
-    ours = {}, {}, None, {"_current_level": -1}, quiet, None, None, None
+    ours = {}, {}, None, {"_current_level": -1}, quiet, None, None, None, None
     return attention_plain((*parts, *ours), limits)
 
 

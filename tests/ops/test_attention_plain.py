@@ -72,8 +72,9 @@ def test_biases_and_masks_that_c_leaves_alone():
     bias = torch.randn(2, 4, 5, 11)
     learned = bias.clone().requires_grad_()
     refused = bias[:, :3], bias[..., 1:], bias[None], bias.double(), bias > 0, bias.to("meta")
-    for wrong in (*refused, bias.as_subclass(Marked), torch._neg_view(-bias), learned, 0.5):
+    for wrong in (*refused, bias.as_subclass(Marked), torch._neg_view(-bias), learned[0], 0.5):
         assert served(q, k, v, bias=wrong) is None
+    assert served(q, k, v, bias=learned, mask=bias[0] > 0) is None
     for wrong in (bias[:, :3] > 0, (bias > 0)[None], bias, (bias > 0).byte(), True):
         assert served(q, k, v, mask=wrong) is None
     torch.testing.assert_close(
@@ -81,6 +82,37 @@ def test_biases_and_masks_that_c_leaves_alone():
     )
     with torch.no_grad():
         assert served(q, k, v, bias=learned)[1]["path"] == "kernel"
+
+
+@pytest.mark.parametrize("n_q", [8, 60])
+def test_calls_that_autograd_records(n_q):
+    """Derivatives, first and second ones, are those of the calls that C leaves alone, bit by bit."""
+    tensors = problem(2, 4, 2, n_q, 70, 32, 24, (1, 4, n_q, 70))
+    grad = torch.randn(2, 4, n_q, 24)
+
+    def derivatives(function, n_leaves, **given):
+        leaves = [x.clone().requires_grad_() for x in tensors[:n_leaves]]
+        given |= {"bias": leaves[3]} if n_leaves == 4 else {}
+        out = function(*leaves[:3], **given)
+        first = torch.autograd.grad(out, leaves, grad, create_graph=True)
+        return [out, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)]
+
+    def by_c(*qkv, **given):
+        out, info = served(*qkv, **given)
+        assert info == {"path": "kernel", "reason": "pyalloc's kernel"}
+        return out
+
+    def by_python(*qkv, **given):
+        return scaled_attention(*qkv, path="kernel", **given)
+
+    mask = torch.randn(2, 1, n_q, 70) > -1
+    for n_leaves, given in ((3, {}), (3, {"mask": mask, "causal": True}), (4, {"scale": 0.3})):
+        for mine, other in zip(
+            derivatives(by_c, n_leaves, **given),
+            derivatives(by_python, n_leaves, **given),
+            strict=True,
+        ):
+            assert torch.equal(mine, other)
 
 
 def test_layouts():
@@ -131,6 +163,7 @@ def test_what_does_not_fit():
         (q.double(), k.double(), v.double()),
     ):
         assert served(*given) is None
+        assert served(*(x.clone().requires_grad_() for x in given)) is None
 
 
 class Marked(torch.Tensor):
@@ -208,7 +241,7 @@ def test_threads():
     kernel = partial(_library.address, "pya_ops_attention_forward")
     kinds = None, None, {}, {}, {}, bool, {"_current_level": -1}, ()
     limits = 1, 1, 1, 1, 1, 256, 100_000
-    serve = attention_plain((*parts, *kinds, _plans.empty_cpu, threads, kernel), limits)
+    serve = attention_plain((*parts, *kinds, _plans.empty_cpu, threads, kernel, None), limits)
     options = None, None, False, None, 0.0, "auto", False
     large, small = problem(1, 2, 2, 6, 131, 64, 32), problem(1, 2, 2, 6, 130, 64, 32)
     found = [serve(*large, *options) for _ in range(3)]
