@@ -75,6 +75,12 @@ def _findings(analysis: Analysis) -> list[Advice]:
 
 def _leak(analysis: Analysis) -> Iterator[Advice]:
     turn = leaks.turn(analysis)
+    graph = (
+        " After backward(retain_graph=True), a loss that is kept also keeps everything it was computed from: leave "
+        "that out."
+        if "retain_graph" in analysis.notes
+        else ""
+    )
     for grown in leaks.growth(analysis)[:3]:
         blocks = [block for block in analysis.peak.blocks if block.stack == grown.stack]
         modules = Counter(in_all_layers(block.module) for block in blocks if block.module)
@@ -86,8 +92,8 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
             else "Something keeps these gradients: a hook that collects them (register_full_backward_hook(), "
             "register_hook()), retain_grad(), or a list of what autograd.grad() returned."
             if grown.phase == "backward"
-            else "Something keeps these tensors: a list of losses without .item() or .detach(), a cache, a history, "
-            "or what a hook collects."
+            else "Something keeps these tensors: a list or sum of losses without .item() or .detach(), a cache, a "
+            f"history, or what a hook collects.{graph}"
         )
         yield Advice(
             "leak",

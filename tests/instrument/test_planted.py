@@ -60,6 +60,21 @@ def test_gradients_that_are_kept_are_of_backward(plan: Plan) -> None:
     assert "register_full_backward_hook()" in text and "losses" not in text
 
 
+@pytest.mark.parametrize("is_retained", [True, False])
+def test_a_graph_that_is_kept_on_purpose_is_told_with_what_grows(
+    plan: Plan, is_retained: bool
+) -> None:
+    """As for a running mean of losses, whose graph no backward pass frees."""
+    if is_retained:
+        plan.event("user", "retain_graph=True")
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 2) << 30, bytes=2 * MIB, stack=plan.stack(7))
+    text = kinds(plan.done())["leak"].text
+    assert "a list or sum of losses" in text
+    assert ("backward(retain_graph=True)" in text) == is_retained
+
+
 def test_three_lines_that_grow_are_enough_to_be_told_of(plan: Plan) -> None:
     """Each with the module that it is in, if any."""
     for step in range(8):
