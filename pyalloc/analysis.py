@@ -138,6 +138,11 @@ class Analysis:
         return not self.totals["n_allocs"] and not self.ooms and not self.totals["peak_bytes"]
 
     @property
+    def is_moment(self) -> bool:
+        """Is it a snapshot without a history?  Then it tells of one moment, and its events came in another order."""
+        return self.notes.get("history") in caveats.STATE_ONLY
+
+    @property
     def caveats(self) -> list[str]:
         """Sentences about what the trace cannot tell, if it matters."""
         unsplit = self.peak.unsplit_bytes if caveats.is_from_torch(self.notes) else 0

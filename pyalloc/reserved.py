@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyalloc.analysis import Analysis
-from pyalloc.caveats import STATE_ONLY, is_from_torch
+from pyalloc.caveats import is_from_torch
 from pyalloc.facts import Row
 from pyalloc.moments import Block, Moment
 from pyalloc.units import MIB, size
@@ -63,7 +63,7 @@ class Grown:
 
 def over_time(analysis: Analysis) -> list[Grown]:
     """What reserved memory grew for, in the order in which it grew; empty for a snapshot of a single moment."""
-    if analysis.notes.get("history") in STATE_ONLY:
+    if analysis.is_moment:
         return []
     sums: dict[tuple[int, int | None, int, str], list[int]] = {}
     for piece in map(Piece._make, analysis.growths):
@@ -90,7 +90,7 @@ def at_most(analysis: Analysis) -> Reserved | None:
     """What device memory was used for when most was reserved; None if nearly all was in use, or if that is unknown."""
     totals = analysis.totals
     event, asked = totals["peak_reserved_event"], totals["peak_reserved_alloc"]
-    if analysis.notes.get("history") in STATE_ONLY:  # its blocks were not requested in this order
+    if analysis.is_moment:  # its blocks were not requested in this order
         event, asked = totals["n_events"], None
     moment = analysis.moments.get(event)
     begin = analysis.moments.get(analysis.n_before)

@@ -118,7 +118,7 @@ class Command:
 
     @staticmethod
     def _replay(args: argparse.Namespace, found: Analysis) -> None:
-        if args.no_replay or found.totals["n_events"] > _REPLAY_OPERATIONS:
+        if args.no_replay or found.is_moment or found.totals["n_events"] > _REPLAY_OPERATIONS:
             return
         try:
             found.replays = _replays(found.path, args)
@@ -181,4 +181,5 @@ def _next(found: Analysis) -> str:
         return f"pyalloc top {path} --over-time"
     if any(item.kind == "policy" for item in advice.advise(found)):
         return f"pyalloc replay {path} --find-min"
-    return f"pyalloc top {path} --by line"
+    has_lines = any(found.frames(block.stack) for block in found.peak.blocks)
+    return f"pyalloc top {path} --by {'line' if has_lines else 'size'}"

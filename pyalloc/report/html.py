@@ -72,6 +72,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     return {
         "file": analysis.path.name,
         "isEmpty": analysis.is_empty,
+        "isMoment": analysis.is_moment,
         "settings": {name: value for name, value in analysis.notes.items() if name not in FOUND},
         "caveats": analysis.caveats,
         "totals": summary["totals"],

@@ -265,7 +265,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
             + _where(analysis),
             rest="    ",
         ),
-        f"  [{sparkline(analysis)}]",
+        *([] if analysis.is_moment else [f"  [{sparkline(analysis)}]"]),
         "",
         *rows("at the peak, by contributor", analysis.contributors(peak), peak.allocated_bytes),
         "",

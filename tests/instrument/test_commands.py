@@ -449,6 +449,14 @@ def test_a_leak_in_a_function_of_a_long_name_fits_80_columns(plan: Plan) -> None
         assert "leak: 1.00 MiB more" in out and all(len(line) <= 80 for line in out.splitlines())
 
 
+def test_a_snapshot_without_history_and_stacks_has_no_timeline_and_no_lines(plan: Plan) -> None:
+    plan.event("user", "history=none")
+    plan.event("alloc", addr=1 << 30, bytes=8 * MIB)
+    told = pyalloc("report", plan.done())
+    assert "peak allocated 8.0 MiB\n\nat the peak, by contributor" in told
+    assert told.endswith(f"next: pyalloc top {plan.path} --by size\n")
+
+
 def test_what_a_report_proposes_next(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(8):
         plan.event("step", "step", arg=step)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -385,6 +386,28 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
                 )
         assert swatches[0] == swatches[2] != swatches[1]
         assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
+
+
+def test_a_snapshot_without_history_has_no_course(tmp_path: Path) -> None:
+    """Its blocks were shown as if they had been allocated one after the other, and replayed."""
+    blocks = [{"size": 32 * MIB, "state": state} for state in ("active_allocated", "inactive")]
+    segment = {"address": 1 << 30, "total_size": 64 * MIB, "stream": 0, "blocks": blocks}
+    path, target = tmp_path / "state.pickle", tmp_path / "report.html"
+    path.write_bytes(pickle.dumps([segment]))
+    pyalloc("report", path, "-o", target)
+    with browser() as page:
+        page.visit(target)
+        seen = page.value(
+            "[...document.querySelectorAll('h2')].filter(h => h.offsetParent).map(h => h.textContent)"
+        )
+    assert seen == [
+        "What to do",
+        "At the peak",
+        "Reserved and in use",
+        "Segment map",
+        "Stacks that hold the most at the peak",
+        "Settings",
+    ]
 
 
 def test_any_step_is_shown_block_by_block(plan: Plan, tmp_path: Path) -> None:
