@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../core/debug.h"
 #include "model_internal.h"
 
 /* ---- blocks ---- */
@@ -222,28 +221,14 @@ model_release_pool(struct pya_model *model, struct model_pool *pool) {
     return status;
 }
 
-/* The next bit that is set, from `bit` on; n: there is none. */
-static unsigned
-bits_next(const uint64_t *bits, unsigned n, unsigned bit) {
-    while (bit < n) {
-        PYA_STEP();
-        const uint64_t left = bits[bit / 64] >> bit % 64;
-        if (left != 0) {
-            return bit + (unsigned)__builtin_ctzll(left);
-        }
-        bit = (bit / 64 + 1) * 64;
-    }
-    return n;
-}
-
 /* *is_empty: it has no free block any more. */
 static pya_status
 model_release_set(struct pya_model *model, struct model_pool_set *set, bool *is_empty) {
     pya_status status = PYA_OK;
     *is_empty = true;
-    for (unsigned s = bits_next(set->caching, PYA_MODEL_STREAMS, 0);
+    for (unsigned s = model_next_bit(set->caching, PYA_MODEL_STREAMS, 0);
          s < PYA_MODEL_STREAMS && status == PYA_OK;
-         s = bits_next(set->caching, PYA_MODEL_STREAMS, s + 1)) {
+         s = model_next_bit(set->caching, PYA_MODEL_STREAMS, s + 1)) {
         struct model_pool *pool = set->by_stream[s];
         status = model_release_pool(model, &pool[1]);
         if (status == PYA_OK) {
@@ -263,9 +248,9 @@ model_release_set(struct pya_model *model, struct model_pool_set *set, bool *is_
 static pya_status
 model_release_cached(struct pya_model *model) {
     pya_status status = model_process_events(model, true);
-    for (unsigned p = bits_next(model->caching, PYA_MODEL_POOLS, 0);
+    for (unsigned p = model_next_bit(model->caching, PYA_MODEL_POOLS, 0);
          p < PYA_MODEL_POOLS && status == PYA_OK;
-         p = bits_next(model->caching, PYA_MODEL_POOLS, p + 1)) {
+         p = model_next_bit(model->caching, PYA_MODEL_POOLS, p + 1)) {
         bool is_empty = false;
         if (model->pools[p]->n_users == 0) {
             status = model_release_set(model, model->pools[p], &is_empty);

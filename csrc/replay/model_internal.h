@@ -1,6 +1,7 @@
 /* Data structures of the two models of torch's allocator.  Floor 2, private. */
 #pragma once
 
+#include "../core/debug.h"
 #include "model.h"
 #include "tree.h"
 
@@ -88,6 +89,20 @@ model_pool_of(struct pya_model *model, const struct pya_model_block *block) {
 static inline struct pya_model_block *
 model_from_node(struct tree_node *node) {
     return (struct pya_model_block *)node;
+}
+
+/* The next bit that is set, from `bit` on; n: there is none. */
+static inline unsigned
+model_next_bit(const uint64_t *bits, unsigned n, unsigned bit) {
+    while (bit < n) {
+        PYA_STEP();
+        const uint64_t left = bits[bit / 64] >> bit % 64;
+        if (left != 0) {
+            return bit + (unsigned)__builtin_ctzll(left);
+        }
+        bit = (bit / 64 + 1) * 64;
+    }
+    return n;
 }
 
 /* model.c */

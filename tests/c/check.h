@@ -17,6 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "sanitized.h"
+
 struct check_case {
     const char *name;
     void (*run)(void);
@@ -86,16 +88,6 @@ static inline uint64_t
 check_seed(void) {
     return check_env("PYA_TEST_SEED", 1);
 }
-
-/* gcc's names for what clang tells by __has_feature. */
-#ifdef __has_feature
-#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
-#define __SANITIZE_ADDRESS__ 1
-#endif
-#if __has_feature(thread_sanitizer) && !defined(__SANITIZE_THREAD__)
-#define __SANITIZE_THREAD__ 1
-#endif
-#endif
 
 /* Do operations take many times as long as usual?  Set PYA_TEST_SLOW=1 for valgrind. */
 static inline bool

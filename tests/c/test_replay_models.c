@@ -1,63 +1,9 @@
 /* The what-if policies: rules of torch's allocator worked out by hand, random programs that check every byte for one
  * owner, the least memory, and every failure. */
-#include "check.h"
 #include "fault.h"
+#include "models.h"
 
-#include "core/debug.h"
-#include "device/sim.h"
-#include "replay/model.h"
 #include "replay/replay.h"
-
-#define MIB ((size_t)1 << 20)
-
-static const pya_stream two_streams[] = {0, 7};
-
-struct bench {
-    struct pya_sim *sim;
-    struct pya_model *model;
-};
-
-static struct bench
-open_bench(bool expandable, size_t capacity, enum pya_sim_work work) {
-    struct bench bench = {NULL, NULL};
-    struct pya_sim_config config = {
-        .capacity_bytes = capacity, .address_bytes = UINT64_C(1) << 36, .work = work};
-    struct pya_model_config model = {
-        .expandable = expandable, .n_streams = 2, .streams = two_streams};
-    CHECK_OK(pya_sim_create(&config, 0, &bench.sim));
-    CHECK_OK(pya_model_create(pya_sim_device(bench.sim), &model, &bench.model));
-    return bench;
-}
-
-static void
-close_bench(struct bench bench) {
-    CHECK_EQ(pya_model_check(bench.model), 0);
-    pya_model_destroy(bench.model);
-    struct pya_sim_state state;
-    pya_sim_query(bench.sim, &state);
-    CHECK_EQ(state.n_pages + state.n_mappings + state.n_ranges + state.n_plain + state.n_events, 0);
-    CHECK_EQ(state.n_violations, 0);
-    pya_device_close(pya_sim_device(bench.sim));
-}
-
-static uint64_t
-reserved(struct bench bench) {
-    struct pya_model_stats stats;
-    pya_model_query(bench.model, &stats);
-    return stats.reserved_bytes;
-}
-
-static struct pya_model_block *
-take(struct bench bench, size_t bytes, unsigned stream) {
-    struct pya_model_block *block = NULL;
-    CHECK_OK(pya_model_alloc(bench.model, bytes, stream, &block));
-    return block;
-}
-
-static void
-give(struct bench bench, struct pya_model_block *block) {
-    CHECK_OK(pya_model_free(bench.model, block));
-}
 
 static void
 test_native_rules(void) {
@@ -198,37 +144,6 @@ random_program(uint64_t seed, unsigned n_ops, unsigned n_streams, int n_devices)
         }
     }
     return program;
-}
-
-/* More streams than the addresses hold ranges of 9/8 of the device. */
-static void
-test_expandable_with_few_addresses(void) {
-    enum { N_STREAMS = 64 };
-    const struct pya_sim_config config = {
-        .capacity_bytes = 4096 * MIB, .address_bytes = UINT64_C(1) << 36};
-    pya_stream streams[N_STREAMS];
-    struct pya_model_block *held[N_STREAMS][2];
-    struct bench b;
-    for (unsigned s = 0; s < N_STREAMS; s++) {
-        streams[s] = 16 * s;
-    }
-    const struct pya_model_config model = {
-        .expandable = true, .n_streams = N_STREAMS, .streams = streams};
-    CHECK_OK(pya_sim_create(&config, 0, &b.sim));
-    CHECK_OK(pya_model_create(pya_sim_device(b.sim), &model, &b.model));
-    for (unsigned s = 0; s < N_STREAMS; s++) {
-        held[s][0] = take(b, 512, s);
-        held[s][1] = take(b, 30 * MIB, s);
-    }
-    CHECK_EQ(reserved(b), N_STREAMS * 42 * MIB);
-    for (unsigned s = 0; s < N_STREAMS; s++) {
-        give(b, held[s][0]);
-        give(b, held[s][1]);
-    }
-    CHECK_OK(pya_model_empty_cache(b.model));
-    CHECK_EQ(reserved(b), 0);
-    give(b, take(b, 4000 * MIB, N_STREAMS - 1)); /* beyond the range it has */
-    close_bench(b);
 }
 
 static void
@@ -433,38 +348,6 @@ test_private_pools(void) {
 }
 
 /* Blocks of private pools and of two devices, on every policy. */
-/* However many pools and streams there are: only those that have something are asked for it. */
-static void
-test_emptying_an_empty_cache(void) {
-    const struct pya_sim_config config = {
-        .capacity_bytes = 256 * MIB, .address_bytes = UINT64_C(1) << 36};
-    static pya_stream streams[PYA_MODEL_STREAMS];
-    const struct pya_model_config model = {.n_streams = PYA_MODEL_STREAMS, .streams = streams};
-    struct bench b;
-    for (unsigned s = 0; s < PYA_MODEL_STREAMS; s++) {
-        streams[s] = 16 * s;
-    }
-    CHECK_OK(pya_sim_create(&config, 0, &b.sim));
-    CHECK_OK(pya_model_create(pya_sim_device(b.sim), &model, &b.model));
-    for (unsigned p = 1; p < 64; p++) {
-        CHECK_OK(pya_model_pool_begin(b.model, p));
-        give(b, take(b, 512, PYA_MODEL_STREAMS - p));
-        pya_model_pool_end(b.model);
-        CHECK_EQ(reserved(b), 2 * MIB);
-        CHECK_OK(pya_model_empty_cache(b.model));
-        CHECK_EQ(reserved(b), 2 * MIB); /* it has a user */
-        pya_model_pool_release(b.model, p);
-        CHECK_OK(pya_model_empty_cache(b.model));
-        CHECK_EQ(reserved(b), 0);
-    }
-#if PYA_ASSERT_LEVEL >= 2
-    unsigned long before = pya_debug_steps;
-    CHECK_OK(pya_model_empty_cache(b.model));
-    CHECK(pya_debug_steps - before <= PYA_MODEL_POOLS);
-#endif
-    close_bench(b);
-}
-
 static void
 test_pool_program(void) {
     struct pya_program *program = NULL;
@@ -645,14 +528,12 @@ static const struct check_case cases[] = {
     {"native_retries_before_oom", test_native_retries_before_oom},
     {"record_stream_waits", test_record_stream_waits},
     {"expandable_rules", test_expandable_rules},
-    {"expandable_with_few_addresses", test_expandable_with_few_addresses},
     {"random_programs", test_random_programs},
     {"find_min", test_find_min},
     {"find_min_tells_holes", test_find_min_tells_holes},
     {"passes", test_passes},
     {"program_corners", test_program_corners},
     {"private_pools", test_private_pools},
-    {"emptying_an_empty_cache", test_emptying_an_empty_cache},
     {"pool_program", test_pool_program},
     {"hostile_programs", test_hostile_programs},
     {"stopping", test_stopping},
