@@ -92,6 +92,9 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
             else "Something keeps these gradients: a hook that collects them (register_full_backward_hook(), "
             "register_hook()), retain_grad(), or a list of what autograd.grad() returned."
             if grown.phase == "backward"
+            else "The optimizer's state grows. LBFGS keeps two tensors more from each iteration until there are "
+            "history_size of them, which is not a leak; a smaller history_size keeps fewer."
+            if blocks and {analysis.category(block) for block in blocks} == {"optimizer state"}
             else "Something keeps these tensors: a list or sum of losses without .item() or .detach(), a cache, a "
             f"history, or what a hook collects.{graph}"
         )

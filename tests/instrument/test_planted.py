@@ -75,6 +75,15 @@ def test_a_graph_that_is_kept_on_purpose_is_told_with_what_grows(
     assert ("backward(retain_graph=True)" in text) == is_retained
 
 
+def test_an_optimizers_history_that_fills_up_is_no_list_of_losses(plan: Plan) -> None:
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 2) << 30, bytes=2 * MIB, stack=plan.stack(7))
+        plan.event("category", "optimizer state", addr=(step + 2) << 30)
+    text = kinds(plan.done())["leak"].text
+    assert "history_size" in text and "losses" not in text
+
+
 def test_three_lines_that_grow_are_enough_to_be_told_of(plan: Plan) -> None:
     """Each with the module that it is in, if any."""
     for step in range(8):
