@@ -81,6 +81,12 @@ slot_reset_accumulated(void *self, int8_t device) {
     }
 }
 
+/* An older torch, such as 2.6, does not say which pool. */
+void
+slot_empty_cache_oldest(void *self) {
+    pya_torch_empty_cache(self, pya_torch_pool_in_use());
+}
+
 struct slot {
     const char *feature;
     const char *symbol; /* exported name; NULL: identified by other means */
@@ -172,7 +178,9 @@ slot slots[] = {
     exported("slot resetPeakStats", METHOD("14resetPeakStatsEa"), slot_reset_peak),
     exported(
         "slot resetAccumulatedStats", METHOD("21resetAccumulatedStatsEa"), slot_reset_accumulated),
-    exported("slot emptyCache", METHOD("10emptyCacheE" POOL_ID), pya_torch_empty_cache),
+    with_oldest(
+        exported("slot emptyCache", METHOD("10emptyCacheE" POOL_ID), pya_torch_empty_cache),
+        METHOD("10emptyCacheEv"), slot_empty_cache_oldest),
     with_oldest(
         inherited(
             "torch.cuda.MemPool (slot createOrIncrefPool)", "createOrIncrefPool",
