@@ -124,11 +124,9 @@ pya_status pya_trace_close(struct pya_trace_writer *writer);
 
 struct pya_trace_reader;
 
-/* What to say of PYA_E_CORRUPT from pya_trace_open().  Commands look at a file's first bytes before that, so people read
- * it of another version's recordings. */
+/* PYA_E_IO: the file cannot be opened; PYA_E_CORRUPT: not a trace, or of another version, which is told in these words. */
 #define PYA_TRACE_REFUSED                                                                          \
     "not a trace file of this version of pyalloc; read it with the version that wrote it"
-/* PYA_E_IO: the file cannot be opened; PYA_E_CORRUPT: not a trace, or of another version. */
 PYA_MUST_CHECK pya_status pya_trace_open(const char *path, struct pya_trace_reader **out);
 /* Sets *more to false at the end.  PYA_E_CORRUPT: damage starts here; everything before it was good. */
 PYA_MUST_CHECK pya_status
