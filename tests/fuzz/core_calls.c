@@ -213,13 +213,43 @@ op_fault_of_undo(struct world *world) {
     }
 }
 
+/* Hundreds of requests on one stream, each freed a few requests later.  Their sizes come again after a period, if at
+ * all: what a program is noticed to do only after long would be reached by chance too rarely. */
+static void
+op_long_program(struct world *world) {
+    const uint8_t how = fuzz_byte(&world->in);
+    const uint8_t length = fuzz_byte(&world->in);
+    const uint8_t step = fuzz_byte(&world->in);
+    const unsigned n = length < 0xF0 ? 4U * length : 20000; /* in full size as well */
+    const unsigned n_alive = 1 + how / 16 % 8;
+    pya_dptr alive[8] = {0};
+    SAY("program of %u requests, period %d\n", n, step);
+    (void)fault_disarm(); /* see op_host_fault() */
+    for (unsigned i = 0; i < n && world->depth == 0; i++) {
+        const unsigned what = step == 0 ? i : i % step;
+        const uint32_t mixed = (what + how) * UINT32_C(0x9E3779B1);
+        const size_t step_bytes = (size_t)1 << (mixed >> 28 < 12 ? 21 : 15);
+        const size_t bytes = step_bytes + mixed % step_bytes;
+        alloc_on(world, how % N_DEVICES, stream_of(how >> 1), bytes, (how & 0x80) != 0);
+        const struct live *last = world->n_live == 0 ? NULL : &world->live[world->n_live - 1];
+        const pya_dptr ptr = last != NULL && last->requested == bytes ? last->ptr : 0;
+        for (size_t k = 0; k < world->n_live; k++) {
+            if (world->live[k].ptr == alive[i % n_alive]) {
+                free_live(world, k);
+                break;
+            }
+        }
+        alive[i % n_alive] = ptr;
+    }
+}
+
 void
 op_rare(struct world *world) {
     static void (*const ops[])(struct world *) = {op_foreign,      op_peer,  op_import, op_import,
                                                   op_import_close, op_claim, op_claim,  op_tell};
-    static void (*const wide_ops[])(struct world *) = {op_capture, op_collect,       op_context,
-                                                       op_fork,    op_fault_of_undo, op_collect,
-                                                       op_capture, op_fault_of_undo};
+    static void (*const wide_ops[])(struct world *) = {
+        op_capture,       op_collect,      op_context, op_fork,
+        op_fault_of_undo, op_long_program, op_capture, op_fault_of_undo};
     const uint8_t kind = fuzz_byte(&world->in);
     if (world->is_wide && kind >= 0x80) {
         wide_ops[kind % (sizeof wide_ops / sizeof *wide_ops)](world);
