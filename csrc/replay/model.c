@@ -43,8 +43,8 @@ model_block_destroy(struct pya_model *model, struct pya_model_block *block) {
 
 void
 model_free_insert(struct pya_model *model, struct pya_model_block *block) {
-    model->caching[block->pool / 64] |= UINT64_C(1) << block->pool % 64;
-    model->pools[block->pool]->caching[block->stream / 64] |= UINT64_C(1) << block->stream % 64;
+    bits_set(model->caching, block->pool);
+    bits_set(model->pools[block->pool]->caching, block->stream);
     block->node.key = block->bytes;
     block->node.addr = block->addr;
     tree_insert(&model_pool_of(model, block)->free, &block->node);
@@ -129,7 +129,7 @@ model_event_add(struct pya_model *model, struct model_event *entry) {
     entry->next = NULL;
     *on->last = entry;
     on->last = &entry->next;
-    model->waiting[entry->stream / 64] |= UINT64_C(1) << entry->stream % 64;
+    bits_set(model->waiting, entry->stream);
     return PYA_OK;
 
 destroy_event:
@@ -148,7 +148,7 @@ model_event_pop(struct pya_model *model, unsigned stream) {
     on->first = entry->next;
     if (on->first == NULL) {
         on->last = &on->first;
-        model->waiting[stream / 64] &= ~(UINT64_C(1) << stream % 64);
+        bits_clear(model->waiting, stream);
     }
     pya_status status = pya_device_event_destroy(model->dev, entry->event);
     free(entry);
@@ -226,16 +226,16 @@ static pya_status
 model_release_set(struct pya_model *model, struct model_pool_set *set, bool *is_empty) {
     pya_status status = PYA_OK;
     *is_empty = true;
-    for (unsigned s = model_next_bit(set->caching, PYA_MODEL_STREAMS, 0);
+    for (unsigned s = bits_next(set->caching, PYA_MODEL_STREAMS, 0);
          s < PYA_MODEL_STREAMS && status == PYA_OK;
-         s = model_next_bit(set->caching, PYA_MODEL_STREAMS, s + 1)) {
+         s = bits_next(set->caching, PYA_MODEL_STREAMS, s + 1)) {
         struct model_pool *pool = set->by_stream[s];
         status = model_release_pool(model, &pool[1]);
         if (status == PYA_OK) {
             status = model_release_pool(model, &pool[0]);
         }
         if (pool[0].free == NULL && pool[1].free == NULL) {
-            set->caching[s / 64] &= ~(UINT64_C(1) << s % 64);
+            bits_clear(set->caching, s);
         } else {
             *is_empty = false;
         }
@@ -248,15 +248,15 @@ model_release_set(struct pya_model *model, struct model_pool_set *set, bool *is_
 static pya_status
 model_release_cached(struct pya_model *model) {
     pya_status status = model_process_events(model, true);
-    for (unsigned p = model_next_bit(model->caching, PYA_MODEL_POOLS, 0);
+    for (unsigned p = bits_next(model->caching, PYA_MODEL_POOLS, 0);
          p < PYA_MODEL_POOLS && status == PYA_OK;
-         p = model_next_bit(model->caching, PYA_MODEL_POOLS, p + 1)) {
+         p = bits_next(model->caching, PYA_MODEL_POOLS, p + 1)) {
         bool is_empty = false;
         if (model->pools[p]->n_users == 0) {
             status = model_release_set(model, model->pools[p], &is_empty);
         }
         if (is_empty && status == PYA_OK) {
-            model->caching[p / 64] &= ~(UINT64_C(1) << p % 64);
+            bits_clear(model->caching, p);
         }
     }
     return status;
@@ -511,8 +511,7 @@ pya_model_check(const struct pya_model *model) {
         }
         const uint64_t *caching = model->pools[b->pool]->caching;
         if (model_is_idle(b) && b->is_mapped &&
-            ((model->caching[b->pool / 64] >> b->pool % 64 & 1) == 0 ||
-             (caching[b->stream / 64] >> b->stream % 64 & 1) == 0)) {
+            !(bits_has(model->caching, b->pool) && bits_has(caching, b->stream))) {
             fprintf(stderr, "model: a free block that a release would not find\n");
             bad++;
         }

@@ -81,19 +81,24 @@ struct pya_model {
     struct pya_model_stats stats;
 };
 
-static inline struct model_pool *
-model_pool_of(struct pya_model *model, const struct pya_model_block *block) {
-    return &model->pools[block->pool]->by_stream[block->stream][block->is_large];
+static inline void
+bits_set(uint64_t *bits, unsigned bit) {
+    bits[bit / 64] |= UINT64_C(1) << bit % 64;
 }
 
-static inline struct pya_model_block *
-model_from_node(struct tree_node *node) {
-    return (struct pya_model_block *)node;
+static inline void
+bits_clear(uint64_t *bits, unsigned bit) {
+    bits[bit / 64] &= ~(UINT64_C(1) << bit % 64);
+}
+
+static inline bool
+bits_has(const uint64_t *bits, unsigned bit) {
+    return (bits[bit / 64] >> bit % 64 & 1) != 0;
 }
 
 /* The next bit that is set, from `bit` on; n: there is none. */
 static inline unsigned
-model_next_bit(const uint64_t *bits, unsigned n, unsigned bit) {
+bits_next(const uint64_t *bits, unsigned n, unsigned bit) {
     while (bit < n) {
         PYA_STEP();
         const uint64_t left = bits[bit / 64] >> bit % 64;
@@ -103,6 +108,16 @@ model_next_bit(const uint64_t *bits, unsigned n, unsigned bit) {
         bit = (bit / 64 + 1) * 64;
     }
     return n;
+}
+
+static inline struct model_pool *
+model_pool_of(struct pya_model *model, const struct pya_model_block *block) {
+    return &model->pools[block->pool]->by_stream[block->stream][block->is_large];
+}
+
+static inline struct pya_model_block *
+model_from_node(struct tree_node *node) {
+    return (struct pya_model_block *)node;
 }
 
 /* model.c */
