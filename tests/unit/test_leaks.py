@@ -25,7 +25,7 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         from growth import left_by
         import pyalloc
         from pyalloc import _core, eventsources
-        from pyalloc.ops import _library, _plans
+        from pyalloc.ops import _attention, _library, _plans
 
         MIB = 1 << 20
         sys.unraisablehook = lambda told: None
@@ -80,12 +80,17 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         parts = *types, torch.float32, vars(torch.compiler), *modes, sdpa, print, {-1: print}
         kernel = partial(_library.address, "pya_ops_attention_forward")
         kinds = {}, {}, bool, {"_current_level": -1}, ((bool, False),)
-        parts = *parts, *kinds, _plans.empty_cpu, _library.threads, kernel
+        parts = *parts, *kinds, _plans.empty_cpu, _library.threads, kernel, _attention.record
         limits = 10, 3, 1000, 100, 2, 256, 10
         few = _core.attention_plain(parts, limits)
+        no_work = *limits[:2], 0, *limits[3:]
+        recorded = _core.attention_plain(parts, no_work)
+        refused = _core.attention_plain((*parts[:-1], bool), no_work)
         learned = [torch.ones(1, 1, 2, 3, requires_grad=True)] * 3
 
         one = torch.ones(())
+        options = None, None, False, 0.5, 0.0, "auto", True
+        assert recorded(*learned, *options)[0].requires_grad
 
         def rule(*qkv, bias=None, mask=None, causal=False):
             return few(*qkv, bias, mask, causal, 0.5, 0.0, "auto", True)
@@ -139,6 +144,9 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "rule of no tensors": lambda: rule(1, 2, 3),
             "rule of others than bare calls": lambda: rule(*tensors, causal=1),
             "rule with a gradient": lambda: rule(*learned, causal=True),
+            "rule that records": lambda: recorded(*learned, *options),
+            "rule that records no such scores": lambda: recorded(*learned, one, *options[1:]),
+            "rule that records nothing": lambda: refused(*learned, *options),
             "maker of rules": lambda: _core.attention_plain(parts, limits),
             "maker of none": lambda: _core.attention_plain(parts, (*limits[1:], "6")),
             "maker of no parts": lambda: _core.attention_plain(parts[1:], limits),
