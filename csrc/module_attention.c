@@ -1,9 +1,7 @@
 /* Serves the plain calls of scaled attention: by pyalloc's kernel if nothing but the call itself and autograd see the result,
  * or by torch's where that is the faster one.  Such a call may take microseconds, and each step in Python, as reading three shapes, a
  * good part of one.  Here shapes are read through DLPack's table of C functions, if torch has it, else by attributes. */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "module.h"
 #include "module_attention.h"

@@ -132,9 +132,8 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
                 "--stacks, --no-source and --no-marks need a recording; add --record out.pya"
             )
         return {}
-    if _PROGRAM.fullmatch(
-        args.record.name
-    ):  # it may exist, and must not be named as one to overwrite
+    # The program may exist, and must not be named as a file to overwrite.
+    if _PROGRAM.fullmatch(args.record.name):
         raise UsageError(
             "--record needs the name of a file to write before the program: --record out.pya "
             f"{console.quoted(args.record)} ..."

@@ -178,11 +178,10 @@ model_process_stream(struct pya_model *model, unsigned stream, bool wait) {
 static pya_status
 model_process_events(struct pya_model *model, bool wait) {
     pya_status status = PYA_OK;
-    for (unsigned word = 0; word * 64 < model->config.n_streams; word++) {
-        for (uint64_t left = model->waiting[word]; left != 0 && status == PYA_OK;
-             left &= left - 1) {
-            status = model_process_stream(model, word * 64 + (unsigned)__builtin_ctzll(left), wait);
-        }
+    const unsigned n = model->config.n_streams;
+    for (unsigned stream = bits_next(model->waiting, n, 0); stream < n && status == PYA_OK;
+         stream = bits_next(model->waiting, n, stream + 1)) {
+        status = model_process_stream(model, stream, wait);
     }
     return status;
 }

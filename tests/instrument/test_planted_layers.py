@@ -164,17 +164,23 @@ def test_a_norm_at_the_end_of_a_layer_is_its_output_not_what_it_keeps_besides(pl
     assert told.saved_bytes // MIB == 60  # three of what convolutions make
 
 
+def stack_through(plan: Plan, *calls: tuple[str, str]) -> int:
+    """A stack of main() and what it calls in libraries: names, and modules' files."""
+    stack = plan.stack(7, "main")
+    for name, file in calls:
+        path = f"/venv/lib/python3.11/site-packages/{file}.py"
+        stack = plan.writer.stack(stack, plan.writer.string(name), plan.writer.string(path), 20)
+    return stack
+
+
 def test_layers_of_all_stages_are_told_together(plan: Plan) -> None:
     """As in a ResNet: no stage holds enough by itself.  What is around them is not a sequence, either."""
-    packages = "/venv/lib/python3.11/site-packages"
-    stack = plan.stack(7, "main")
-    for name, file in (
+    stack = stack_through(
+        plan,
         ("ResNet.forward", "torchvision/models/resnet"),
         ("Sequential.forward", "torch/nn/modules/container"),
         ("Bottleneck.forward", "torchvision/models/resnet"),
-    ):
-        texts = [plan.writer.string(text) for text in (name, f"{packages}/{file}.py")]
-        stack = plan.writer.stack(stack, *texts, 20)
+    )
     plan.event("alloc", addr=1 << 40, bytes=200 * MIB, stack=plan.stack(8))
     plan.event("phase_begin", "forward")
     for n, module in enumerate(
@@ -218,14 +224,9 @@ def test_checkpoints_save_nothing_of_a_pass_that_is_differentiated_twice(
 
 
 def test_what_a_librarys_module_makes_inside_a_sequence_is_no_module_of_it(plan: Plan) -> None:
-    packages = "/venv/lib/python3.11/site-packages"
-    stack = plan.stack(7, "main")
-    for name, file in (
-        ("forward", "torch/nn/modules/container"),
-        ("Layer.forward", "library/layers"),
-    ):
-        texts = [plan.writer.string(text) for text in (name, f"{packages}/{file}.py")]
-        stack = plan.writer.stack(stack, *texts, 20)
+    stack = stack_through(
+        plan, ("forward", "torch/nn/modules/container"), ("Layer.forward", "library/layers")
+    )
     for n in range(9):
         plan.event("alloc", addr=(n + 1) << 30, bytes=10 * MIB, stack=stack)
     told = kinds(plan.done())["checkpoint"].text
