@@ -151,8 +151,13 @@ few_block(
         x.k0 = k0;
         x.nk = n;
         few_adjust(a, x, w->p + i * ATT_K);
+    }
+    for (int i = 0; i < u.n; i++) { /* not above: see few_adjust() */
         few_probabilities(w, i, n);
         if (r->want_q && a->d_bias.p != NULL) {
+            struct att_block x = few_place(a, u, i);
+            x.k0 = k0;
+            x.nk = n;
             few_write_bias(a, w->ds + i * ATT_K, x);
         }
     }

@@ -87,6 +87,8 @@ few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few
             x.k0 = k0;
             x.nk = n;
             few_adjust(a, x, w->s + i * ATT_K);
+        }
+        for (int i = 0; i < u.n; i++) { /* not above: see few_adjust() */
             few_softmax(w, i, n, k0 == 0);
         }
         few_values(w->s, w->o, u.n, values, n, k0 == 0);

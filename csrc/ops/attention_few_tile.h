@@ -141,7 +141,8 @@ few_scores(struct few_rows q, real *s, int n_r, struct few_keys keys, int n) {
     }
 }
 
-/* Applies bias and masks to a query's scores, and hides what fills up the last vector. */
+/* Applies bias and masks to a query's scores, and hides what fills up the last vector.  Who loads them as vectors does so after
+ * all queries' turn: a load waits until the stores of its parts have left the processor's queue. */
 static inline void
 few_adjust(const struct pya_ops_attention *a, struct att_block x, real *s) {
     if (a->bias.p != NULL) {
@@ -159,9 +160,12 @@ few_adjust(const struct pya_ops_attention *a, struct att_block x, real *s) {
         }
     }
     const ptrdiff_t seen = att_visible(a, x.q0, 1) - x.k0;
-    for (ptrdiff_t k = seen < 0 ? 0 : seen < x.nk ? seen : x.nk; k < pack_round(x.nk, VW); k++) {
-        s[k] = (real)-INFINITY;
+    const ptrdiff_t end = pack_round(x.nk, VW);
+    ptrdiff_t k = seen < 0 ? 0 : seen < x.nk ? seen : x.nk;
+    for (; end - k >= VW; k += VW) {
+        v_st(s + k, v_set((real)-INFINITY));
     }
+    v_st_n(s + k, v_set((real)-INFINITY), (int)(end - k));
 }
 
 /* Results of some queries: which weights of keys they sum, and from which number on; the last vector has `last` of them. */
