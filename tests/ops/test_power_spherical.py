@@ -348,6 +348,20 @@ def test_repeats_bitwise_and_any_strides():
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def test_gradients_of_a_shared_scale_have_the_same_bits_for_any_strides():
+    """Nine components share it: torch sums their gradients in the order in which they lie in memory."""
+    value, loc = sphere(5, 2, 16), sphere(5, 9, 2, 16)
+    scale, log_weights = torch.rand(5, 1, 2) * 30, torch.randn(5, 9, 2)
+
+    def gradient(of):
+        leaf = of.detach().requires_grad_()
+        out = power_spherical_mixture_log_prob(value, loc, leaf, log_weights, dim=1)
+        return torch.autograd.grad(out.sum(), leaf)[0]
+
+    turned = scale.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert torch.equal(gradient(scale), gradient(turned))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("samples", "components", "times"), [(37, 9, 70), (130, 150, 67), (400, 300, 40)]
