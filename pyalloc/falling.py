@@ -12,25 +12,32 @@ from pyalloc.moments import Block
 from pyalloc.told import joined
 
 TRAINING = (*FORWARDS, "backward")  # phases that hold activations, or make them again
+LASTING = (*TRAINING, "optimizer")  # those that hold what a variable keeps, as well
 # Phases whose peaks count; one of the program's own may be a whole step, and contain the peak.
 _PHASES = (*TRAINING, "inference", "optimizer")
 _HARDLY = 0.1  # share of the blocks; below it they count as absent: some are made once, and kept
 
 
 def falls_by(
-    dropped: Iterable[Block], analysis: Analysis, alike: Collection[str], least: float = 0
+    dropped: Iterable[Block],
+    analysis: Analysis,
+    alike: Collection[str],
+    least: float = 0,
+    beside: Collection[Block] = (),
 ) -> int:
     """By how many bytes the peak falls without some of the blocks that are alive at it.
 
     least: returns 0 at once if they have no more bytes than this, because there may be very many phases to look at.
     alike: names of phases that go without such blocks, too; where hardly any of these is alive, others like them are.
+    With LASTING these are blocks that a variable may hold until the next step has made its own.
+    beside: large blocks of the peak's step that are not alive at the peak, and go, too.
     """
     blocks = list(dropped)
     total = sum(block.bytes for block in blocks)
     if total <= least:
         return 0
-    beside = _Beside(blocks, analysis, alike)
-    elsewhere = max(itertools.chain(beside.in_phases(), beside.moment_by_moment()), default=0)
+    others = _Beside(blocks, analysis, alike, beside)
+    elsewhere = max(itertools.chain(others.in_phases(), others.moment_by_moment()), default=0)
     left: int = analysis.totals["peak_bytes"] - elsewhere
     return max(min(total, left), 0)
 
@@ -38,26 +45,42 @@ def falls_by(
 class _Beside:
     """How many bytes are allocated without some blocks: moment by moment in the peak's step, elsewhere by phases."""
 
-    def __init__(self, blocks: list[Block], analysis: Analysis, alike: Collection[str]) -> None:
+    def __init__(
+        self,
+        blocks: list[Block],
+        analysis: Analysis,
+        alike: Collection[str],
+        beside: Collection[Block],
+    ) -> None:
+        self._peak: int = analysis.totals["peak_event"]
+        # Activations belong to a step; blocks that are kept besides have others like them outside of phases.
+        is_training, is_lasting = set(TRAINING) <= set(alike), set(LASTING) <= set(alike)
+        step = self._step_of(analysis) if is_training else None
+        if step and is_lasting:  # the next step has its own
+            blocks = [_until(block, step[1] - 1) for block in blocks]
         self._blocks = blocks
+        self._gone = beside
         self._few = _HARDLY * sum(block.bytes for block in blocks)
         self._heights = analysis.heights
-        self._peak: int = analysis.totals["peak_event"]
         self._alike = alike
         self._phases = [phase for phase in analysis.phases if phase.name in _PHASES]
         around = (p for p in self._phases if p.begin < self._peak <= p.end)
         self._own = next(((p.begin + 1, p.end + 1) for p in around), (self._peak, self._peak))
-        # Activations belong to a step; blocks that are kept besides have others like them outside of phases.
-        step = self._step_of(analysis) if set(TRAINING) <= set(alike) else None
         self._region = step or self._own
         # Blocks that the peak's own phase makes come and go in it: at its other moments there are others like them.
         self._lasting = alive_at([b for b in blocks if b.alloc_event < self._own[0]], self._peak)
         self._coming = sum(b.bytes for b in blocks if b.alloc_event >= self._own[0])
         self._bytes_at = alive_at(blocks, self._peak)
         # Such a pass has something beside it that waits for backward; without activations it has less in each step.
-        self._waiting = set(_beside_waiting(self._phases)) if set(TRAINING) <= set(alike) else set()
-        in_step = [phase for phase in self._waiting if self._is_in_step(phase)]
-        self._beside_passes = max(map(self._alive_in, in_step), default=0)
+        self._waiting = set(_beside_waiting(self._phases)) if is_training else set()
+        # So does an optimizer's step, beside what a variable holds until the next pass.
+        self._updating = {p for p in self._phases if is_lasting and p.name == "optimizer"}
+        passes, updates = (
+            [self._alive_in(phase) for phase in phases if self._is_in_step(phase)]
+            for phases in (self._waiting, self._updating)
+        )
+        self._beside_passes = max(passes, default=0)
+        self._beside_updates = min(updates, default=0)
 
     def _step_of(self, analysis: Analysis) -> tuple[int, int] | None:
         """The first moment of the peak's step, and the first one after it; None before the first step."""
@@ -78,6 +101,8 @@ class _Beside:
                 continue
             if phase in self._waiting:
                 yield phase.peak_bytes - self._beside_passes
+            elif phase in self._updating:
+                yield phase.peak_bytes - self._beside_updates
             elif phase.name not in self._alike:
                 yield phase.peak_bytes
             elif alive := self._alive_in(phase):
@@ -93,7 +118,7 @@ class _Beside:
     def moment_by_moment(self) -> Iterator[int]:
         """The height of each part of the region in which no block begins or ends."""
         others = [p for p in self._phases if self._is_in_step(p) and not self._is_own(p)]
-        alike = [phase for phase in others if phase.name in self._alike]
+        alike = [p for p in others if p.name in self._alike and p not in self._updating]
         near = [phase for phase in alike if self._alive_in(phase)]
         has_further, is_near = len(near) < len(alike), _within(near)
         is_unlike = _within(
@@ -119,12 +144,38 @@ class _Beside:
 
     def _height(self, begin: int, end: int) -> int:
         first, last = (bisect.bisect_left(self._heights, (at,)) for at in (begin, end))
-        return max((most for _, most in self._heights[first:last]), default=0)
+        most = max((most for _, most in self._heights[first:last]), default=0)
+        if begin <= self._peak < end:
+            return most
+        return most - _most_at_once(self._gone, begin, end)  # large: where it is highest, they are
 
 
 def _at(bytes_at: Callable[[int], int], moment: int, peak: int) -> int:
     """bytes_at() for a moment: moment n comes right after event n - 1."""
     return bytes_at(moment - 1 if moment <= peak else moment)
+
+
+def _until(block: Block, event: int) -> Block:
+    """The block, freed at this event at the latest."""
+    is_longer = block.free_event is None or block.free_event > event
+    return block._replace(free_event=event) if is_longer else block
+
+
+def _most_at_once(blocks: Collection[Block], begin: int, end: int) -> int:
+    """The most bytes of these blocks alive at one of these moments."""
+    begins = {max(block.alloc_event + 1, begin) for block in blocks}
+    return max(
+        (
+            sum(
+                block.bytes
+                for block in blocks
+                if block.alloc_event < at and (block.free_event is None or block.free_event >= at)
+            )
+            for at in begins
+            if at < end
+        ),
+        default=0,
+    )
 
 
 def _beside_waiting(phases: Iterable[Phase]) -> Iterator[Phase]:

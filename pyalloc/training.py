@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pyalloc import source
 from pyalloc.analysis import HOLDERS, Analysis
 from pyalloc.facts import Advice, Phase
-from pyalloc.falling import TRAINING, falls_by
+from pyalloc.falling import LASTING, TRAINING, falls_by
 from pyalloc.idle import is_freed, runs_of
 from pyalloc.moments import Block
 from pyalloc.source import Frame, Place
@@ -111,16 +111,21 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
         return
     # In half precision they may be there as well.
     alike = (most.bytes, most.bytes // 2)
-    found = [
-        block
-        for block in peak.blocks
-        if block.bytes in alike
-        and block.phase != "inference"  # an evaluation's, kept
-        and analysis.category(block) not in HOLDERS
-    ]
+    found, of_step = (
+        [
+            block
+            for block in blocks
+            if block.bytes in alike
+            and block.phase != "inference"  # an evaluation's, kept
+            and analysis.category(block) not in HOLDERS
+        ]
+        for blocks in (peak.blocks, analysis.spans)
+    )
     held = sum(block.bytes for block in found)
     part = most.bytes * len(found) // _PARTS
-    saved = min(falls_by(found, analysis, TRAINING), held - part)
+    here = {block.alloc_event for block in found}
+    beside = [block for block in of_step if block.alloc_event not in here]
+    saved = min(falls_by(found, analysis, LASTING, beside=beside), held - part)
     if len(found) >= 2 and saved > held / 4 and held > peak.allocated_bytes / 4:
         has_gradients = any(block.phase == "backward" for block in found)
         others = (

@@ -82,6 +82,7 @@ LOGITS = (
 )
 PARTS = "zip(hidden.chunk(8), targets.chunk(8))"
 IN_PARTS = f"loss = sum(checkpoint(loss_of, *part, use_reentrant=False) for part in {PARTS})"
+NAMED = "out = head(hidden); loss = F.cross_entropy(out, targets)"
 BUCKETS = (
     LAYERS
     + """
@@ -238,6 +239,9 @@ RETAINED = (
             {"LOSS": "loss = loss_of(hidden, targets)"},
             {"LOSS": IN_PARTS},
         ),
+        # Held by a variable until the next step has made its own, or gone once the loss is there.
+        ("logits", LOGITS, {"LOSS": NAMED}, {"LOSS": IN_PARTS}),
+        ("logits", LOGITS, {"LOSS": f"{NAMED}; del out"}, {"LOSS": IN_PARTS}),
         ("buckets", BUCKETS, {"VIEW": "False"}, {"VIEW": "True"}),
         (
             "one_backward",
@@ -282,6 +286,8 @@ RETAINED = (
             "another_librarys",
             "logits",
             "log_softmax",
+            "logits_held",
+            "logits_dropped",
             "buckets",
             "one_backward",
             "checkpoint",
