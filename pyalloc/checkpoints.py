@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pyalloc import source
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import HOLDERS, Analysis
 from pyalloc.facts import Advice, Phase
 from pyalloc.falling import TRAINING, falls_by
 from pyalloc.findings import outermost
@@ -137,7 +138,8 @@ def _of_switch(switch: str, held: list[Block], analysis: Analysis) -> Iterator[A
                 outer.update(around[:at])
         members = {layer: blocks for layer, blocks in members.items() if layer not in outer}
         if len(members) > 1:
-            yield from _of_layers(_kinds(members), list(members.values()), analysis, switch)
+            of_layers = {layer: blocks for (_, layer), blocks in members.items()}
+            yield from _of_layers(_kinds(members), of_layers, analysis, switch)
 
 
 def _kinds(members: dict[tuple[str, str], list[Block]]) -> str:
@@ -180,7 +182,7 @@ def _of_families(
         }
         name = _family(list(layers or members))
         if len(layers) > 1:
-            yield next(_of_layers(name, list(layers.values()), analysis), None), blocks
+            yield next(_of_layers(name, layers, analysis), None), blocks
         elif not layers:
             yield from _of_sequences(members, least, analysis)
 
@@ -233,11 +235,11 @@ def _saved(made: Advice) -> int:
 
 def _of_layers(
     family: str,
-    members: list[list[Block]],
+    members: dict[str, list[Block]],
     analysis: Analysis,
     how: str = "torch.utils.checkpoint around each",
 ) -> Iterator[Advice]:
-    sizes = [sum(block.bytes for block in blocks) for blocks in members]
+    sizes = [sum(block.bytes for block in blocks) for blocks in members.values()]
     dropped, saved = _made_again(members, analysis)
     saved = _worth(saved, dropped, analysis)
     if saved:
@@ -352,16 +354,42 @@ def _worth(saved: int, dropped: list[Block], analysis: Analysis) -> int:
     return saved if saved > least else 0
 
 
-def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Block], int]:
+class _Call(NamedTuple):
+    """A module's call: what it made that is alive at the peak, in order."""
+
+    layer: str
+    blocks: list[Block]
+
+    @property
+    def begin(self) -> int:
+        """The event of the first of these blocks."""
+        return self.blocks[0].alloc_event
+
+    def has(self, block: Block) -> bool:
+        """Did the module make it, or one inside of it?"""
+        return f"{block.module}.".startswith(f"{self.layer}.")
+
+
+def _made_again(members: dict[str, list[Block]], analysis: Analysis) -> tuple[list[Block], int]:
     """The blocks that modules do not keep if each is checkpointed, and the bytes saved: one is recomputed at a time.
 
-    Each module's output is kept, as the input of the next one.
+    Each module's output is kept, if it is without checkpoints.  Its input is kept in any case.
     """
-    n_passes = min(_passes(blocks, analysis) for blocks in members)
-    in_order = [sorted(blocks, key=lambda b: b.alloc_event) for blocks in members]
-    calls = [part for blocks in in_order for part in _in_parts(blocks, n_passes)]
-    calls.sort(key=lambda blocks: blocks[-1].alloc_event)
-    insides = [_without_output(blocks) for blocks in calls]
+    n_passes = min(_passes(blocks, analysis) for blocks in members.values())
+    calls = [
+        _Call(layer, part)
+        for layer, blocks in members.items()
+        for part in _in_parts(sorted(blocks, key=lambda b: b.alloc_event), n_passes)
+    ]
+    calls.sort(key=lambda call: call.blocks[-1].alloc_event)
+    insides: list[list[Block]] = []
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
+        end = following.begin if following else analysis.totals["peak_event"]
+        made = _made_between(call.begin, end, analysis)
+        output = _output(call, made, end)
+        inside = [block for block in call.blocks if block.alloc_event != output.alloc_event]
+        passed = [b for b in made if following and _is_alive(b, end) and not following.has(b)]
+        insides.append(_less(inside, _bytes_to_keep(passed, analysis)))
     dropped = [*_until_made_again(insides), *_until_reached(calls[-1], insides[-1], analysis)]
     saved = sum(block.bytes for block in dropped)
     if all(block.free_event is None for blocks in insides for block in blocks):
@@ -371,21 +399,67 @@ def _made_again(members: list[list[Block]], analysis: Analysis) -> tuple[list[Bl
     return dropped, saved
 
 
-def _without_output(blocks: list[Block]) -> list[Block]:
-    """Leaves out what is made last; of an operator that makes several things (a norm: the deviations), the largest."""
+def _made_between(begin: int, end: int, analysis: Analysis) -> list[Block]:
+    """The large blocks of the peak's step that forward passes, or functions, made from one event to another."""
+    spans = analysis.spans  # in order
+    first, last = (
+        bisect.bisect_left(spans, at, key=lambda b: b.alloc_event) for at in (begin, end)
+    )
+    return [
+        block
+        for block in spans[first:last]
+        if block.phase != "backward" and analysis.category(block) not in HOLDERS
+    ]
+
+
+def _output(call: _Call, made: list[Block], end: int) -> Block:
+    """What a call made last, of what is still alive when something is made elsewhere.
+
+    made: from its beginning to `end`.
+    """
+    own = [block for block in made if call.has(block)] or call.blocks
+    elsewhere = (block.alloc_event for block in made if block.alloc_event > own[-1].alloc_event)
+    left = next(elsewhere, end)
+    return _last_of([block for block in own if _is_alive(block, left)] or call.blocks)
+
+
+def _is_alive(block: Block, event: int) -> bool:
+    """Is a block that was made before an event freed after it?"""
+    return block.free_event is None or block.free_event > event
+
+
+def _last_of(blocks: list[Block]) -> Block:
+    """What is made last; of an operator that makes several things (a norm: the deviations), the largest."""
     least = max(block.bytes for block in blocks) // _TINY
     *_, last = (block for block in blocks if block.bytes >= least)
     alike = (b for b in blocks if (b.stack, b.module) == (last.stack, last.module))
-    output = max(alike, key=lambda block: (block.bytes, block.alloc_event))
-    return [block for block in blocks if block is not output]
+    return max(alike, key=lambda block: (block.bytes, block.alloc_event))
 
 
-def _until_reached(last: list[Block], inside: list[Block], analysis: Analysis) -> list[Block]:
+def _bytes_to_keep(passed: list[Block], analysis: Analysis) -> int:
+    """Of what is there when the next call begins: its input's bytes, if only its checkpoint would keep that."""
+    if not passed:
+        return 0
+    last = _last_of(passed)
+    return 0 if _is_alive(last, analysis.totals["peak_event"]) else last.bytes
+
+
+def _less(blocks: list[Block], n_bytes: int) -> list[Block]:
+    """The blocks with so many bytes less in all."""
+    found: list[Block] = []
+    for block in blocks:
+        taken = min(block.bytes, n_bytes)
+        n_bytes -= taken
+        found.append(block._replace(bytes=block.bytes - taken))
+    return found
+
+
+def _until_reached(last: _Call, inside: list[Block], analysis: Analysis) -> list[Block]:
     """What the last module does not keep until backward has done with everything made after it, such as the logits.
 
     Nothing if there was no more at the peak: then backward makes it again at once.
     """
-    made = last[-1].alloc_event
+    made = last.blocks[-1].alloc_event
     begun = min((b.free_event for b in inside if b.free_event is not None), default=0)
     later = (
         block.free_event
