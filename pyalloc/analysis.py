@@ -513,7 +513,8 @@ class Analysis:
         known = self.notes.get("optimizers", "").split(", ")
         if name == "Adam":  # AdamW's step is in the same file
             name = " or ".join(each for each in ("Adam", "AdamW") if each in known or known == [""])
-        is_derived = bool(name) and name not in known and len(known) == 1
+        # State may be made where the step's own code is not seen: by a class of the program's, or in a dry run.
+        is_derived = name not in known and len(known) == 1
         return known[0] or name if is_derived else name
 
     def _family(self, blocks: list[Block]) -> str:

@@ -129,3 +129,19 @@ def test_state_of_a_step_that_ran_out_of_memory_is_state(record: Record) -> None
     made = [b for b in found.peak.blocks if b.phase == "optimizer"]
     assert len(made) >= 7  # torch 2.15 gives the workspace of cuBLAS back: room for two more
     assert {found.category(block) for block in made} == {"optimizer state"}
+
+
+@pytest.mark.parametrize("optimizers", ["LBFGS", "LBFGS, AdamW"])
+def test_state_is_the_only_optimizers_whoever_made_it(plan: Plan, optimizers: str) -> None:
+    """Not all of it is made where the class of an optimizer is seen in the stack."""
+    plan.event("user", f"optimizers={optimizers}")
+    plan.event("phase_begin", "optimizer")
+    for number, file in enumerate(("/site-packages/torch/optim/lbfgs.py", "/home/me/train.py")):
+        address = (number + 1) << 30
+        plan.event("alloc", addr=address, bytes=4 * MIB, stack=plan.stack(5, "step", file))
+        plan.event("category", "optimizer state", addr=address)
+    plan.event("phase_end", "optimizer")
+    found = trace.analyse(plan.done())
+    others = "optimizer state (LBFGS)" if optimizers == "LBFGS" else "optimizer state"
+    names = [row.name for row in found.by_maker(found.peak.blocks)]
+    assert set(names) == {"optimizer state (LBFGS)", others}
