@@ -11,6 +11,7 @@ from pyalloc.facts import Phase
 from pyalloc.findings import outermost
 from pyalloc.units import MIB
 
+_KEPT = 3  # blocks that a pass leaves: fewer may be its results
 Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backward passes right after them
 
 
@@ -36,14 +37,16 @@ def is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     """Do the backward passes free what all forward passes keep: those of one loss, or the steps of a recurrent net?
 
     Most blocks or most bytes are enough: an output that a variable holds can be large among many, or one of a few.
+    Passes that leave results alone count only if no other passes are there.
     """
     if not backwards or not run:
         return False
+    keeping = [phase for phase in run if phase.n_left >= _KEPT] or run
     made_bytes = sum(phase.left_bytes for phase in backwards)
     freed_bytes = run[-1].end_bytes + made_bytes - backwards[-1].end_bytes
     return _n_freed(backwards) > 0.75 * sum(
-        phase.n_left for phase in run
-    ) or freed_bytes > 0.75 * sum(phase.left_bytes for phase in run)
+        phase.n_left for phase in keeping
+    ) or freed_bytes > 0.75 * sum(phase.left_bytes for phase in keeping)
 
 
 def _n_freed(backwards: list[Phase]) -> int:
@@ -88,7 +91,7 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
             if not _has_backward(phase.end, end, analysis)
             and not _has_oom(phase.begin, following.begin if following else end, analysis)
         ]
-        kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
+        kept = [phase for phase in idle if phase.n_left >= _KEPT and phase.left_bytes >= MIB]
         if len(idle) >= 2 and kept:
             (retained if _is_retained(run, backwards, analysis) else found).append(kept)
     used = [_shape(run) for run in (*found, *retained) if _is_used(run, analysis)]

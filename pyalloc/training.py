@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pyalloc import source
 from pyalloc.analysis import HOLDERS, Analysis
@@ -146,17 +146,17 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
 
 def _one_backward(analysis: Analysis) -> Iterator[Advice]:
     """Passes that all wait for one backward: parts of a batch whose losses are added up before it."""
-    peak = analysis.totals["peak_event"]
+    peak = analysis.peak
     for run, backwards in runs_of(analysis.phases):
-        if len(run) < 2 or not backwards or not run[0].begin < peak <= backwards[-1].end:
+        if len(run) < 2 or not backwards or not run[0].begin < peak.event <= backwards[-1].end:
             continue
-        kept = _by_pass(run, analysis)
+        kept = _by_pass(run, peak.blocks, analysis)
         if len(backwards) > 1 or len(kept) < 2 or not is_freed(run, backwards):
             continue
-        first, *rest = ({block.stack for block in blocks} for blocks in kept)
-        sizes = [sum(block.bytes for block in blocks) for blocks in kept]
-        if any(stacks != first for stacks in rest):
+        # By what they left, large or still there, as backward may have freed some.
+        if not _are_alike(_by_pass(run, {*analysis.spans, *peak.blocks}, analysis)):
             continue  # of several models, or an encoder and a decoder
+        sizes = [sum(block.bytes for block in blocks) for blocks in kept]
         most = sizes.index(max(sizes))
         dropped = [b for i, blocks in enumerate(kept) if i != most for b in blocks]
         saved = falls_by(dropped, analysis, TRAINING)
@@ -172,16 +172,23 @@ def _one_backward(analysis: Analysis) -> Iterator[Advice]:
         return
 
 
-def _by_pass(run: list[Phase], analysis: Analysis) -> list[list[Block]]:
-    """What they made that is alive at the peak, of those that have something."""
+def _by_pass(run: list[Phase], blocks: Iterable[Block], analysis: Analysis) -> list[list[Block]]:
+    """What they made and left, out of these blocks, of those that have something."""
     ends = [phase.end for phase in run]
     found: dict[int, list[Block]] = defaultdict(list)
-    for block in analysis.peak.blocks:
+    for block in blocks:
         i = bisect.bisect_left(ends, block.alloc_event)
         is_activation = block.alloc_event not in analysis.workspaces and not block.category
-        if i < len(run) and run[i].begin < block.alloc_event and is_activation:
+        is_made = i < len(run) and run[i].begin < block.alloc_event and is_activation
+        if is_made and (block.free_event is None or block.free_event > ends[i]):
             found[i].append(block)
     return [found[i] for i in sorted(found)]
+
+
+def _are_alike(passes: list[list[Block]]) -> bool:
+    """Were the same lines and modules at work in all of them?"""
+    made = [{(block.stack, block.module) for block in blocks} for blocks in passes]
+    return all(each == made[0] for each in made)
 
 
 def _buckets(analysis: Analysis) -> Iterator[Advice]:

@@ -114,6 +114,43 @@ def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
     assert found.saved_bytes == 44 * MIB  # what the running operation needs stays
 
 
+def test_results_that_are_dropped_at_once_are_not_kept_for_backward(plan: Plan) -> None:
+    """As of the last layer, called by itself for a part of the rows at a time in a checkpoint."""
+    for _ in range(3):
+        forward(plan, 0, [4, 4, 4, 4])
+        for number in range(1, 9):
+            forward(plan, number, [4])
+            dropped(plan, number, [0])
+        plan.event("phase_begin", "backward")
+        dropped(plan, 0, range(4))
+        plan.event("phase_end", "backward")
+        plan.event("alloc", addr=1 << 40, bytes=100 * MIB)  # the peak, of something else
+        plan.event("free_requested", addr=1 << 40)
+    assert "no_grad" not in kinds(plan.done())
+
+
+@pytest.mark.parametrize(("depth", "is_told"), [(6, True), (4, False)])
+def test_passes_of_two_models_are_no_parts_of_a_batch(
+    plan: Plan, depth: int, is_told: bool
+) -> None:
+    """A generator and its critic, both an nn.Sequential and called in one line."""
+    plan.event("step", "step")
+    for number, n_layers in enumerate((6, depth)):
+        plan.event("phase_begin", "forward")
+        for layer in range(n_layers):
+            plan.event("phase_begin", f"module:{layer}")
+            address = (10 * number + layer + 1) << 30
+            plan.event("alloc", addr=address, bytes=4 * MIB, stack=plan.stack(7))
+            plan.event("phase_end", f"module:{layer}")
+        plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=1 << 40, bytes=MIB)
+    for number, n_layers in ((1, depth), (0, 6)):
+        dropped(plan, number, range(n_layers))
+    plan.event("phase_end", "backward")
+    assert ("one_backward" in kinds(plan.done())) == is_told
+
+
 def test_what_a_pass_frees_itself_is_not_kept(plan: Plan) -> None:
     for number in range(3):
         plan.event("phase_begin", "forward")
