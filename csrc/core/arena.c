@@ -9,8 +9,9 @@
 
 /* Size of a range's address space, in multiples of the card's memory.  More than one, because pages that move to the
  * end leave dead addresses behind; a private pool rarely holds much and may get further ranges.  New ranges get
- * smaller for every RANGE_ARENAS arenas that exist: there may be many streams and graphs, but addresses are limited. */
-enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
+ * smaller for every RANGE_ARENAS arenas that exist, and where few addresses are left, each takes a share of them:
+ * there may be thousands of streams and graphs. */
+enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16, RANGE_SHARE_LEFT = 2 };
 
 static struct pya_fit *
 arena_fit(struct pya_arena *arena, const struct pya_range *range) {
@@ -419,13 +420,18 @@ done:
 
 static size_t
 arena_range_bytes(const struct pya_arena *arena, size_t n_pages) {
-    size_t total = pya_round_up(arena->card->caps.total_bytes, PYA_PAGE);
+    const struct pya_card *card = arena->card;
+    size_t total = pya_round_up(card->caps.total_bytes, PYA_PAGE);
     size_t bytes = arena->pool == NULL ? total * RANGE_TIMES_DEFAULT : total / RANGE_SHARE_PRIVATE;
     size_t n_arenas = 0;
-    for (const struct pya_arena *a = arena->card->arenas; a != NULL; a = a->next) {
+    for (const struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
         n_arenas++;
     }
-    bytes = pya_round_up(bytes / (1 + n_arenas / RANGE_ARENAS), PYA_PAGE);
+    bytes /= 1 + n_arenas / RANGE_ARENAS;
+    size_t all = (size_t)card->caps.address_bytes;
+    size_t left = all > card->range_bytes ? all - card->range_bytes : 0;
+    size_t share = left / (RANGE_SHARE_LEFT + n_arenas);
+    bytes = pya_round_up(bytes < share ? bytes : share, PYA_PAGE);
     size_t least = (n_pages + 1) * PYA_PAGE;
     return bytes > least ? bytes : least;
 }
@@ -469,6 +475,7 @@ arena_add_range(struct pya_arena *arena, size_t n_pages, struct pya_block **out)
         card->lacks_addresses = true;
         goto free_range;
     }
+    card->range_bytes += range->bytes;
     *out = pya_arena_link_range(arena, range);
     arena_add_hole(arena, *out);
     return PYA_OK;
@@ -503,6 +510,7 @@ pya_arena_drop_ranges(struct pya_arena *arena) {
             continue;
         }
         *link = range->next;
+        card->range_bytes -= range->bytes;
         arena_drop_hole(arena, hole);
         pya_slab_put(&card->blocks, hole);
         pya_range_fini(range);
@@ -560,6 +568,7 @@ range_return(struct pya_card *card, struct pya_range *range) {
         }
     }
     (void)!pya_device_range_release(card->dev, range->base, range->bytes);
+    card->range_bytes -= range->bytes;
 }
 
 void

@@ -111,6 +111,7 @@ struct pya_card {
     bool fits_carefully;     /* break few wholly free pages: tight; others while short */
     /* Mappings above the unmapping's target that could not be unmapped: pools in use and live blocks hold them. */
     size_t n_held_mappings;
+    size_t range_bytes;   /* addresses reserved for the arenas' ranges */
     bool lacks_addresses; /* reserving a range has failed since addresses were last released */
     bool told_lost;       /* the error that made the device unusable was explained; atomic */
     struct pya_lock gate; /* held while n_waiting is not 0 */

@@ -66,6 +66,7 @@ card_check(const struct pya_card *card) {
     size_t n_wrong = pya_stats_check(&card->stats);
     struct live_sum live = {0};
     size_t plain_bytes = 0;
+    size_t range_bytes = 0;
     size_t n_live = 0;
     size_t n_mappings = 0;
     size_t n_marked = 0;
@@ -74,6 +75,7 @@ card_check(const struct pya_card *card) {
         n_wrong += pya_arena_check(arena) + pya_stitches_check(arena);
         for (const struct pya_range *r = arena->ranges; r != NULL; r = r->next) {
             plain_bytes += r->slots == NULL ? r->bytes : 0;
+            range_bytes += r->slots == NULL ? 0 : r->bytes;
             for (const struct pya_block *b = r->first; b != NULL; b = b->next) {
                 n_live += b->state == PYA_BLOCK_USED;
             }
@@ -101,6 +103,7 @@ card_check(const struct pya_card *card) {
     }
     n_wrong += card_violation(card, "fences", n_fences, card->n_fences);
     n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
+    n_wrong += card_violation(card, "bytes of ranges", range_bytes, card->range_bytes);
     n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
     n_wrong += card_violation(
         card, "reserved bytes", card->pages.n_live * PYA_PAGE + plain_bytes, card->reserved_bytes);
