@@ -296,8 +296,31 @@ card_is_loading(const struct pya_card *card, size_t n_all) {
     return (size_t)freed / PYA_PAGE < n_all / LOADING_SHARE;
 }
 
+/* Do more than n_most pages, of the arena and of those that may give it theirs, lie idle in grains that are partly in
+ * use?  Usually hardly anything is free when memory grows, and then no search is needed. */
+static bool
+grains_are_broken(const struct pya_arena *arena, size_t n_most) {
+    const struct pya_arena *givers = pya_givers(arena->card);
+    size_t n_free = arena->free_pages;
+    for (const struct pya_arena *a = givers; a != NULL && n_free <= n_most;
+         a = pya_givers_next(a)) {
+        PYA_STEP();
+        n_free += a == arena ? 0 : a->free_pages;
+    }
+    if (n_free <= n_most) {
+        return false;
+    }
+    size_t n_broken = arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false);
+    for (const struct pya_arena *a = givers; a != NULL && n_broken <= n_most;
+         a = pya_givers_next(a)) {
+        PYA_STEP();
+        n_broken += a == arena ? 0 : a->free_pages - pya_pages_to_pick(a, SIZE_MAX, false);
+    }
+    return n_broken > n_most;
+}
+
 /* Free pages whose grains are partly in use can hardly be stitched and cannot be given back.  Once they are more than
- * a small share, or memory may soon be short, no larger grains are created. */
+ * a small share, in the streams' arenas together, or memory may soon be short, no larger grains are created. */
 static unsigned
 grain_for(const struct pya_arena *arena, size_t n_pages, size_t n_foreseen) {
     const struct pya_card *card = arena->card;
@@ -311,10 +334,7 @@ grain_for(const struct pya_arena *arena, size_t n_pages, size_t n_foreseen) {
         card_is_almost_full(card, n_pages)) {
         return 0;
     }
-    /* Usually hardly anything is free when memory grows, and then no search is needed. */
-    const size_t n_bearable = n_all / BROKEN_SHARE;
-    bool is_broken = n_foreseen == 0 && arena->free_pages > n_bearable &&
-                     arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false) > n_bearable;
+    bool is_broken = n_foreseen == 0 && grains_are_broken(arena, n_all / BROKEN_SHARE);
     unsigned grain = PYA_N_GRAINS - 1;
     while (is_broken ? grain > 0 : n_all < from[grain]) {
         grain--;

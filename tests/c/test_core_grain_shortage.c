@@ -341,6 +341,20 @@ test_no_grains_are_made_beside_many_broken_ones(void) {
     world_fini(&world);
 }
 
+/* Nor where each of many streams breaks a few: what they have to spare serves the others. */
+static void
+test_many_streams_break_few_grains(void) {
+    enum { N = 600 };
+    struct world world = {
+        .config = {
+            .capacity_bytes = N * 2 * PYA_PAGE * 17 / 16, .address_bytes = (uint64_t)1 << 40}};
+    world_init(&world, "");
+    for (size_t i = 1; i <= N; i++) {
+        (void)take(&world, 3 * MIB, 16 * i);
+    }
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"what_was_freed_since_the_wait_is_waited_for",
      test_what_was_freed_since_the_wait_is_waited_for},
@@ -356,6 +370,7 @@ static const struct check_case cases[] = {
     {"the_last_quarter_comes_in_single_pages", test_the_last_quarter_comes_in_single_pages},
     {"no_grains_are_made_while_memory_is_short", test_no_grains_are_made_while_memory_is_short},
     {"no_grains_are_made_beside_many_broken_ones", test_no_grains_are_made_beside_many_broken_ones},
+    {"many_streams_break_few_grains", test_many_streams_break_few_grains},
 };
 
 int
