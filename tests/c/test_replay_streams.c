@@ -1,8 +1,9 @@
-/* The models of torch's allocators with as many streams as a program may have. */
+/* Replays, and the models of torch's allocators, with as many streams as a program may have. */
 #include "check.h"
 
 #include "device/sim.h"
 #include "replay/model.h"
+#include "replay/replay.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -86,9 +87,35 @@ test_too_many(void) {
     pya_device_close(pya_sim_device(sim));
 }
 
+/* Each stream gets its memory under each policy, with ample memory and with little more than is needed. */
+static void
+test_replays(void) {
+    const size_t capacities[] = {0, PYA_MODEL_STREAMS * 4 * MIB * 17 / 16};
+    struct pya_program *program = NULL;
+    CHECK_OK(pya_program_create(&program));
+    for (uint64_t s = 0; s < PYA_MODEL_STREAMS; s++) {
+        const struct pya_trace_event e = {
+            .kind = PYA_TRACE_ALLOC, .addr = 512 * s, .bytes = 3 * MIB, .stream = 7 * s};
+        CHECK_OK(pya_program_add(program, &e));
+    }
+    for (int policy = 0; policy < PYA_REPLAY_N_POLICIES; policy++) {
+        struct pya_replay_settings settings = {.policy = (enum pya_replay_policy)policy};
+        pya_options_init(&settings.options);
+        for (size_t i = 0; i < (policy == PYA_REPLAY_PYALLOC ? 2 : 1); i++) {
+            struct pya_replay_result result = {0};
+            settings.capacity_bytes = capacities[i];
+            CHECK_OK(pya_replay_run(program, &settings, &result));
+            CHECK(result.completed);
+            CHECK_EQ(result.failed_op, 0);
+        }
+    }
+    pya_program_destroy(program);
+}
+
 static const struct check_case cases[] = {
     {"uses", test_uses},
     {"too_many", test_too_many},
+    {"replays", test_replays},
 };
 
 int
