@@ -21,9 +21,12 @@ struct sim_stream {
     pya_stream id;
     uint64_t n_queued;
     uint64_t n_finished; /* <= n_queued */
+    uint32_t next;       /* plus 1: with the same hash */
     bool is_capturing, is_destroyed;
     int context; /* index of the stream's device */
 };
+
+enum { SIM_STREAM_BITS = 10 };
 
 struct sim_event {
     uint32_t generation;
@@ -59,6 +62,7 @@ struct pya_sim {
     uint32_t n_run_slots;
     struct sim_stream *streams;
     uint32_t n_streams;
+    uint32_t stream_heads[1 << SIM_STREAM_BITS]; /* plus 1: by hash of the id */
     struct sim_event *events;
     uint32_t n_event_slots;
     uint32_t free_event; /* plus 1 */

@@ -6,12 +6,14 @@
 
 /* ---- streams ---- */
 
-/* The stream's index; UINT32_MAX: no host memory.  Programs have few streams, so a scan beats a table. */
+/* The stream's index; UINT32_MAX: no host memory. */
 static uint32_t
 work_stream(struct pya_sim *sim, pya_stream id) {
-    for (uint32_t i = 0; i < sim->n_streams; i++) {
-        if (sim->streams[i].id == id) {
-            return i;
+    const uint64_t hash = id * UINT64_C(0x9E3779B97F4A7C15);
+    uint32_t *head = &sim->stream_heads[hash >> (64 - SIM_STREAM_BITS)];
+    for (uint32_t at = *head; at != 0; at = sim->streams[at - 1].next) {
+        if (sim->streams[at - 1].id == id) {
+            return at - 1;
         }
     }
     struct sim_stream *bigger = realloc(sim->streams, (sim->n_streams + 1) * sizeof *bigger);
@@ -20,9 +22,10 @@ work_stream(struct pya_sim *sim, pya_stream id) {
     }
     sim->streams = bigger;
     const int device = pya_stream_device(id);
-    bigger[sim->n_streams] =
-        (struct sim_stream){.id = id, .context = device < 0 ? sim->device.index : device};
-    return sim->n_streams++;
+    bigger[sim->n_streams] = (struct sim_stream){
+        .id = id, .next = *head, .context = device < 0 ? sim->device.index : device};
+    *head = ++sim->n_streams;
+    return sim->n_streams - 1;
 }
 
 static void
