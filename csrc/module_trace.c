@@ -303,11 +303,20 @@ struct trace_reader_object {
     struct pya_trace_reader *reader;
     PyObject *path; /* bytes */
     bool is_busy;   /* a thread reads without the GIL */
+    /* When no thread was reading last: others may ask meanwhile. */
+    uint64_t at, total;
+    bool is_complete;
 };
 
 static struct trace_reader_object *
 reader_from(PyObject *self) {
     return (struct trace_reader_object *)self;
+}
+
+static void
+reader_note(struct trace_reader_object *object) {
+    pya_trace_position(object->reader, &object->at, &object->total);
+    object->is_complete = pya_trace_is_complete(object->reader);
 }
 
 /* NULL with an exception set while another thread reads. */
@@ -344,6 +353,7 @@ reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         Py_DECREF(self);
         return NULL;
     }
+    reader_note(reader_from(self));
     return self;
 }
 
@@ -435,6 +445,7 @@ reader_read(PyObject *self, PyObject *args) {
     status = reader_fill(reader, columns, wanted, &got);
     Py_END_ALLOW_THREADS
     reader_from(self)->is_busy = false;
+    reader_note(reader_from(self));
     /* Report damage only after everything before it was returned. */
     PyObject *result = NULL;
     if (status != PYA_OK && got == 0) {
@@ -486,17 +497,15 @@ static PyObject *
 reader_position(PyObject *self, PyObject *unused) {
     (void)unused;
     PYA_ALONE_WITH(self);
-    uint64_t at = 0;
-    uint64_t total = 0;
-    pya_trace_position(reader_from(self)->reader, &at, &total);
-    return Py_BuildValue("(KK)", (unsigned long long)at, (unsigned long long)total);
+    const struct trace_reader_object *object = reader_from(self);
+    return Py_BuildValue("(KK)", (unsigned long long)object->at, (unsigned long long)object->total);
 }
 
 static PyObject *
 reader_is_complete(PyObject *self, PyObject *unused) {
     (void)unused;
     PYA_ALONE_WITH(self);
-    return PyBool_FromLong(pya_trace_is_complete(reader_from(self)->reader));
+    return PyBool_FromLong(reader_from(self)->is_complete);
 }
 
 static PyObject *
@@ -508,6 +517,7 @@ reader_rewind(PyObject *self, PyObject *unused) {
         return NULL;
     }
     pya_status status = pya_trace_rewind(reader);
+    reader_note(reader_from(self));
     if (status != PYA_OK) {
         return trace_raise(status, PyBytes_AsString(reader_from(self)->path), "");
     }

@@ -176,7 +176,8 @@ pya_hc_occupancy(int block_threads, size_t shared_bytes) {
         return 0;
     }
     size_t blocks = (size_t)(SM_THREADS / block_threads);
-    size_t by_shared = SM_SHARED / (shared_bytes + BLOCK_SHARED_RESERVED);
+    size_t by_shared =
+        shared_bytes < SM_SHARED ? SM_SHARED / (shared_bytes + BLOCK_SHARED_RESERVED) : 0;
     blocks = blocks < by_shared ? blocks : by_shared;
     return (int)(blocks < SM_BLOCKS ? blocks : SM_BLOCKS);
 }

@@ -262,3 +262,27 @@ def test_copies_between_devices_pass_from_one_range_of_addresses_to_the_next(
         """,
     )
     assert found == [str(INVALID), str(INVALID), "0", "together"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "shared", "blocks"),
+    [
+        (1024, 0, 2),
+        (32, 0, 32),
+        (128, 48 << 10, 4),
+        (128, 227 << 10, 1),
+        (128, 228 << 10, 0),
+        (128, 2**64 - 1024, 0),
+        (2048, 0, 0),
+    ],
+)
+def test_occupancy_is_bounded_by_threads_and_shared_memory(
+    of_major: tuple[int, Cuda], threads: int, shared: int, blocks: int
+) -> None:
+    for name in (
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    ):
+        found = ctypes.c_int(-1)
+        assert of_major[1](name, ctypes.byref(found), 0, threads, shared) == 0
+        assert found.value == blocks
