@@ -111,10 +111,12 @@ def test_one_trace_is_read_by_many(tmp_path: Path) -> None:
     def read() -> list[int]:
         found: list[int] = []
         while True:
+            is_complete = reader.is_complete()  # also while another reads
+            at, total = reader.position()
+            assert at == total if is_complete else at <= total
             try:
                 columns = reader.read(10)
                 assert reader.text(1) == "name"
-                reader.position()
             except RuntimeError as error:
                 assert str(error) == "another thread is reading from this trace"
                 continue
