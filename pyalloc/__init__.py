@@ -3,6 +3,7 @@
 (PYTEST_DONT_REWRITE: under `pyalloc run` this is imported before pytest, which would warn about it.)
 """
 
+from pyalloc import starting  # noqa: F401  # first: for what it does
 from pyalloc.config import Config
 from pyalloc.errors import (
     AllocatorError,

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from pyalloc import __version__, console
+from pyalloc import __version__, console, starting
 from pyalloc.errors import PyallocError
 
 # The levels of timelines, and the mark for what was left out, in a terminal without Unicode.
@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         codecs.register_error("pyalloc", _plain)
         sys.stdout.reconfigure(errors="pyalloc")
     try:
+        starting.raise_at_interrupts()
         with _ended_in_order():
             code = _dispatch(words)
             sys.stdout.flush()

@@ -54,12 +54,13 @@ class Command:
 
             planning.check(Path(plan))  # as above
         check_torch_settings()
+        record = autorecord.from_arguments(args)
         command = launching.command("run", args.module, args.command)
         launching.check_reached(command)
         env = environment(dict(os.environ))
         env[INSTALL] = "1"
         env[live.ENABLE] = "1"
-        env.update(autorecord.from_arguments(args))
+        env.update(record)
         if args.record is not None:
             env[autorecord.TELLER] = str(os.getpid())
         env[ENVIRONMENT] = text

@@ -113,6 +113,31 @@ def test_run_passes_exit_code_arguments_and_settings(run_python) -> None:  # typ
     assert done.stdout == "before\nmemory:tight ['--flag', 'x y']\n"
 
 
+@pytest.mark.parametrize("is_script", [False, True])
+@pytest.mark.parametrize(("held", "code"), [("shlex", -signal.SIGINT), ("selectors", 130)])
+def test_an_interrupted_import_shows_no_traceback(
+    held: str, code: int, is_script: bool, tmp_path: Path
+) -> None:
+    """shlex belongs to what is imported before the command begins, selectors to what it needs."""
+    (tmp_path / f"{held}.py").write_text(
+        "import signal, time\nprint('here', flush=True)\ntime.sleep(600)\n"
+    )
+    script = tmp_path / "pyalloc"
+    script.write_text("import sys\nfrom pyalloc.cli import main\nsys.exit(main())\n")
+    words = [script] if is_script else ["-m", "pyalloc"]
+    path = os.pathsep.join([str(tmp_path), str(Path(pyalloc.__file__).parent.parent)])
+    with subprocess.Popen(
+        [sys.executable, *words, "stats", "gone.pya"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as started:
+        assert started.stdout is not None and started.stdout.readline() == "here\n"
+        started.send_signal(signal.SIGINT)
+        assert (started.communicate()[1], started.returncode) == ("", code)
+
+
 def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """`pyalloc run` in a process of its own."""
     command = [sys.executable, "-m", "pyalloc", "run", *map(str, words)]
@@ -329,6 +354,14 @@ def test_a_forgotten_name_of_a_recording_is_not_that_of_the_program(
     assert cli.main([command, "--force", "--record", *words]) == 2
     assert f"before the program: --record out.pya {words[0]} ..." in capsys.readouterr().err
     assert (tmp_path / "a.py").exists() and (tmp_path / "bin/python3.11").exists()
+
+
+def test_a_program_taken_for_the_recordings_name_is_not_called_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in ("run", "dryrun"):
+        assert cli.main([command, "--record", "train.py"]) == 2
+        assert "--record out.pya train.py ..." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["replay", "sweep"])
