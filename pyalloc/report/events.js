@@ -22,7 +22,7 @@ function showEvents() {
     const at = firstRow + i, before = listed[at - 1], line = add(body, "tr");
     line.setAttribute("aria-selected", at === row);
     if (!known && before && r[0] - before[0] > 8) line.className = "gap"; // the events between are not in this page
-    for (const [text, name] of [[r[0].toLocaleString(), "n"], [(r[1] / 1000).toFixed(3), "n wide"], [whatOf(r)], [r[3] ? size(r[3]) : "", "n"], [hex(r[4]), "wide"], [X[r[8]]]]) add(line, "td", text, name || "").title = text;
+    for (const [text, name] of [[r[0].toLocaleString(), "n"], [(r[1] / 1000).toFixed(3), "n wide"], [whatOf(r)], [r[3] ? size(r[3]) : "", "n"], [hex(r[4]), "wide"], [X[r[8]], "name"]]) add(line, "td", text, name || "").title = text;
     line.onclick = () => chooseEvent(at, true);
   });
   const all = D.events.rows, last = listed[Math.min(listed.length, firstRow + EVENT_ROWS) - 1];

@@ -77,7 +77,8 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "caveats": analysis.caveats,
         "totals": summary["totals"],
         "peakPhase": summary["peak"]["phase"],
-        "leak": summary["leak"],
+        # In the same list as the advice, which says of a leak what grows, and by how much.
+        "leak": "" if "leak" in {item["kind"] for item in summary["advice"]} else summary["leak"],
         "advice": [
             {"kind": item["kind"], "text": item["text"], "saved": size(item["saved_bytes"] or 0)}
             for item in [*map(asdict, _out_of_memory(analysis)), *summary["advice"]]

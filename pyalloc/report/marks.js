@@ -49,6 +49,7 @@ for (const [kind, [text]] of Object.entries(WANTED)) {
   b.dataset.wanted = kind; b.onclick = () => { wanted = kind; rangeMoved(anchor); };
 }
 $("range-begin").onclick = () => rangeMoved(anchor < 0 ? at() : -1);
+$("range").hidden = !D.hasStacks; // the flame graph shows it
 function showRange() {
   $("range-begin").textContent = anchor < 0 ? "begin a range here" : "clear range";
   $("range-modes").hidden = anchor < 0;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from instrument.test_html import browser, needs_browser
+from instrument.browsing import browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import aligned, trace
 from pyalloc.comparing import Comparison, Side

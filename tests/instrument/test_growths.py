@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.test_html import browser, needs_browser
+from instrument.browsing import browser, needs_browser
 from instrument.test_told import opened
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import _core, reserved, trace

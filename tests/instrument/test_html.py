@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
-import os
 import pickle
 import random
 import re
-import shutil
-import socket
-import struct
-import subprocess
-import tempfile
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S, wait_until
+from dry_support import wait_until
 
+from instrument.browsing import browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import trace
 from pyalloc.errors import UsageError
 from pyalloc.report import html, text
-
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs chromium: apt-get install chromium"
-)
-
 
 # What axis() writes beside a timeline of so many bytes.
 TICKS = """(() => {
@@ -42,115 +24,6 @@ TICKS = """(() => {
     axis({...pen, fillText: text => said.push(text), canvas: {clientHeight: 200}}, 300, %s, v => v);
     return said.join();
 })()"""
-
-
-class Browser:
-    """As much of the DevTools protocol as the tests need, over its WebSocket."""
-
-    def __init__(self, url: str) -> None:
-        host, port, path = re.match(r"ws://([^:/]+):(\d+)(/.*)", url).groups()  # type: ignore[union-attr]
-        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-        key = base64.b64encode(os.urandom(16)).decode()
-        self.socket.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        self.buffer = b""
-        while b"\r\n\r\n" not in self.buffer:
-            self.buffer += self.socket.recv(4096)
-        self.buffer = self.buffer.split(b"\r\n\r\n", 1)[1]
-        self.number = 0
-        self.events: list[dict[str, Any]] = []
-
-    def _take(self, n: int) -> bytes:
-        while len(self.buffer) < n:
-            part = self.socket.recv(1 << 16)
-            assert part, "the browser went away"
-            self.buffer += part
-        taken, self.buffer = self.buffer[:n], self.buffer[n:]
-        return taken
-
-    def _message(self) -> dict[str, Any]:
-        data = b""
-        while True:
-            first, length = self._take(2)
-            if length == 126:
-                length = struct.unpack(">H", self._take(2))[0]
-            elif length == 127:
-                length = struct.unpack(">Q", self._take(8))[0]
-            data += self._take(length)
-            if first & 0x80:
-                message: dict[str, Any] = json.loads(data)
-                return message
-
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        self.number += 1
-        data = json.dumps({"id": self.number, "method": method, "params": params}).encode()
-        mask = os.urandom(4)
-        size = (
-            struct.pack(">B", 0x80 | len(data)) if len(data) < 126
-            else struct.pack(">BH", 0x80 | 126, len(data))
-        )  # fmt: skip
-        masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
-        self.socket.sendall(b"\x81" + size + mask + masked)
-        while True:
-            message = self._message()
-            if message.get("id") == self.number:
-                assert "error" not in message, message
-                result: dict[str, Any] = message["result"]
-                return result
-            self.events.append(message)
-
-    def visit(self, page: Path) -> None:
-        """Until its scripts have run: earlier, the page before may answer, or nothing."""
-        self.call("Page.enable")
-        at, url = len(self.events), page.as_uri()
-        self.call("Page.navigate", url=url)
-        while self._event(at).get("params", {}).get("frame", {}).get("url") != url:
-            at += 1
-        while self._event(at)["method"] != "Page.loadEventFired":
-            at += 1
-
-    def _event(self, at: int) -> dict[str, Any]:
-        while len(self.events) <= at:
-            self.events.append(self._message())
-        return self.events[at]
-
-    def value(self, expression: str) -> Any:
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-
-def _pages(port: str) -> list[str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=PATIENCE_S) as answer:
-        return [
-            each["webSocketDebuggerUrl"] for each in json.load(answer) if each["type"] == "page"
-        ]
-
-
-@contextlib.contextmanager
-def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
-            "--remote-allow-origins=*", "--window-size=1200,1000", f"--user-data-dir={profile}", "about:blank",
-        ]  # fmt: skip
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            told = Path(profile) / "DevToolsActivePort"
-            wait_until(lambda: told.exists() and told.read_text().strip(), child)
-            port = told.read_text().split()[0]
-            wait_until(lambda: _pages(port), child)  # it may not have one yet
-            page = Browser(_pages(port)[0])
-            try:
-                yield page
-            finally:
-                page.socket.close()
-        finally:
-            child.terminate()
-            child.wait(timeout=PATIENCE_S)
 
 
 def rich(plan: Plan) -> Path:
@@ -388,6 +261,59 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
 
 
+@needs_browser
+def test_names_have_a_line_of_their_own_on_a_phone(plan: Plan, tmp_path: Path) -> None:
+    """Beside the numbers, lines of the events had room for four letters."""
+    target = tmp_path / "report.html"
+    pyalloc("report", small_trace(plan), "-o", target)
+    name = "[...document.querySelectorAll('%s td.name')].filter(e => e.offsetParent)"
+    numbers = "[...document.querySelectorAll('#events-rows td.n')].filter(e => e.offsetParent)"
+    with browser() as page:
+        for width, least in ((390, 300), (1200, 300)):
+            page.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=800,
+                deviceScaleFactor=1,
+                mobile=width < 600,
+            )
+            page.visit(target)
+            for table in ("#peak", "#reserved", "#makers", "#events-rows"):
+                found = page.value(f"{name % table}.map(e => e.offsetWidth)")
+                assert found and min(found) > least, (table, width)
+            above = page.value(
+                "$('peak').rows[0].cells[0].offsetTop < $('peak').rows[0].cells[3].offsetTop"
+            )
+            assert above is (width < 600)
+            assert page.value(f"{numbers}.every(e => e.scrollWidth <= e.clientWidth)")  # not cut
+
+
+@needs_browser
+def test_the_page_offers_nothing_that_the_recording_lacks(plan: Plan, tmp_path: Path) -> None:
+    """Without segments and stacks: reserved memory, a range for the flame graph, stacks called (no stack)."""
+    plan.event("alloc", addr=1 << 30, bytes=8 * MIB)
+    plan.event("free_requested", addr=1 << 30)
+    bare, full = plan.done(), small_trace(Plan(tmp_path / "full.pya"))
+    for path, has_all in ((full, True), (bare, False)):
+        target = path.with_suffix(".html")
+        pyalloc("report", path, "-o", target)
+        with browser() as page:
+            page.visit(target)
+            legend = page.value("$('timeline-legend').textContent")
+            assert ("reserved" in legend) is has_all and "allocated" in legend
+            assert ("begin a range" in page.value("$('scrub-text').textContent")) is has_all
+            assert page.value("$('range').offsetParent !== null") is has_all
+            lacks = page.value("$('stacks').textContent") == "The trace has no stacks."
+            assert lacks is not has_all
+            page.value(
+                "(c => { const b = c.getBoundingClientRect(), y = b.top + 20; c.dispatchEvent(new MouseEvent("
+                "'mousemove', {clientX: b.left + b.width / 2, clientY: y})); })($('timeline'))"
+            )
+            told = page.value("$('tip').textContent")
+            assert ("reserved" in told) is has_all and "allocated" in told
+
+
+@needs_browser
 def test_a_snapshot_without_history_has_no_course(tmp_path: Path) -> None:
     """Its blocks were shown as if they had been allocated one after the other, and replayed."""
     blocks = [{"size": 32 * MIB, "state": state} for state in ("active_allocated", "inactive")]
@@ -538,6 +464,20 @@ def test_the_page_tells_of_all_segments_and_shows_the_largest(plan: Plan) -> Non
     state = content["moments"][-1]
     assert state["nSegments"] == 500 and len(state["segments"]) == 400
     assert state["segments"][0][0] == 500 * MIB
+
+
+def test_a_leak_is_told_once_in_the_page(plan: Plan) -> None:
+    """Both the advice and the verdict are in its list of what to do."""
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(7))
+    content = html._content(trace.analyse(plan.done()))
+    assert [item["kind"] for item in content["advice"]].count("leak") == 1
+    assert not content["leak"]
+
+
+def test_without_a_leak_the_page_says_so(plan: Plan) -> None:
+    assert html._content(trace.analyse(small_trace(plan)))["leak"].startswith("no leak")
 
 
 def test_what_the_program_did_is_no_setting(plan: Plan) -> None:

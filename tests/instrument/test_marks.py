@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.test_html import Browser, browser, needs_browser
+from instrument.browsing import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import stays, trace
 from pyalloc.moments import Block

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from instrument.test_html import Browser, browser, needs_browser
+from instrument.browsing import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import told, trace
 from pyalloc.convert import KINDS
