@@ -26,6 +26,8 @@ function pen(canvas) {
   g.scale(ratio, ratio); g.clearRect(0, 0, canvas.clientWidth, height);
   return [g, canvas.clientWidth, height];
 }
+// The nearest edge of a device's pixel: elsewhere, side by side areas show their background between them.
+const edge = x => Math.round(x * (devicePixelRatio || 1)) / (devicePixelRatio || 1);
 const frame = (stack, i) => D.frames[D.stacks[stack][i]];
 const lines = stack => stack < 0 || !D.stacks[stack] ? [] : D.stacks[stack].map(f => D.frames[f][0]).reverse();
 function leaf(frames) { // the index of the innermost Python frame

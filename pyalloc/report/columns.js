@@ -39,12 +39,13 @@ function piecesOf(column, spans, fills, scale, chosen) { // [tall, colour, has a
 }
 // Most blocks span several columns, and many are thinner than a pixel: a rectangle covers all columns in which it stays the same.
 function drawColumns(g, columns, spans, fills, scale, bottom, chosen) {
-  const edge = css("--paper"), open = []; // rectangles not drawn yet, from the bottom up: [first column, y, tall, colour, has an edge]
+  const paper = css("--paper"), open = []; // rectangles not drawn yet, from the bottom up: [first column, y, tall, colour, has an edge]
   if (chosen >= 0) { fills = fills.slice(); fills[chosen] = css("--ink"); }
   const flush = (from, until) => {
     for (const [begin, y, tall, fill, hasEdge] of open.splice(from)) {
-      g.fillStyle = fill; g.fillRect(LEFT + begin, y, until - begin, tall);
-      if (hasEdge) { g.fillStyle = edge; g.fillRect(LEFT + begin, y, until - begin, .6); }
+      const left = edge(LEFT + begin), wide = edge(LEFT + until) - left;
+      g.fillStyle = fill; g.fillRect(left, y, wide, tall);
+      if (hasEdge) { g.fillStyle = paper; g.fillRect(left, y, wide, .6); }
     }
   };
   for (let c = 0; c < columns.length; c++) {

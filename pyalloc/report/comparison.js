@@ -58,7 +58,7 @@ function timeline() {
   const [g, width, height] = pen($("timeline")), w = Math.max(1, Math.floor(width - LEFT)), h = height - 22;
   held = [heights(0, column, w), heights(1, column, w)];
   const top = Math.max(1, ...held.map(row => row.reduce((a, b) => b > a ? b : a, 0))) * 1.05, y = v => h * (1 - v / top) + 2;
-  const box = (c, low, high, fill) => { if (high > low) { g.fillStyle = fill; g.fillRect(LEFT + c, y(high), 1, y(low) - y(high)); } };
+  const box = (c, low, high, fill) => { if (high > low) { g.fillStyle = fill; g.fillRect(edge(LEFT + c), y(high), edge(LEFT + c + 1) - edge(LEFT + c), y(low) - y(high)); } };
   axis(g, width, top, y);
   const idle = css("--idle"), ink = css("--ink"), soft = css("--soft");
   for (let c = 0; c < w; c++) {

@@ -314,6 +314,40 @@ def test_the_page_offers_nothing_that_the_recording_lacks(plan: Plan, tmp_path: 
 
 
 @needs_browser
+@pytest.mark.parametrize("scale", [1, 1.25])
+def test_an_area_has_one_colour_whatever_the_screens_scale(
+    scale: float, plan: Plan, tmp_path: Path
+) -> None:
+    """Between columns whose edges lie inside a device's pixel, the background showed: an area had stripes."""
+    other = Plan(tmp_path / "other.pya")
+    for each, step in ((plan, 2), (other, 4)):
+        for i in range(0, 400, step):
+            each.event("alloc", addr=(i + 1) << 30, bytes=MIB, stack=each.stack(7))
+    paths = plan.done(), other.done()
+    report, compared = tmp_path / "report.html", tmp_path / "diff.html"
+    pyalloc("report", paths[0], "-o", report)
+    pyalloc("diff", *paths, "-o", compared)
+    row = """(id => {
+        const c = $(id), g = c.getContext('2d'), ratio = devicePixelRatio;
+        const [left, wide] = [Math.ceil(c.clientWidth * .75), Math.floor(c.clientWidth * .2)].map(x => x * ratio | 0);
+        const found = g.getImageData(left, ratio * %d | 0, wide, 1).data;
+        return [wide, new Set(new Uint32Array(found.buffer)).size];
+    })"""
+    with browser() as page:
+        page.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=1100,
+            height=800,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
+        for target, canvas, y in ((report, "blocks", 300), (compared, "timeline", 200)):
+            page.visit(target)
+            wide, colours = page.value(f"{row % y}('{canvas}')")
+            assert wide > 150 * scale and colours == 1
+
+
+@needs_browser
 def test_a_snapshot_without_history_has_no_course(tmp_path: Path) -> None:
     """Its blocks were shown as if they had been allocated one after the other, and replayed."""
     blocks = [{"size": 32 * MIB, "state": state} for state in ("active_allocated", "inactive")]
