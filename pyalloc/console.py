@@ -228,9 +228,14 @@ def complain(text: str) -> None:
     print(*(map(folded, lines) if sys.stderr.isatty() else lines), sep="\n", file=sys.stderr)
 
 
+def is_screen() -> bool:
+    """Is the output a terminal that obeys control sequences?"""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def has_color() -> bool:
     """Is the output a terminal with colours?"""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return is_screen() and not os.environ.get("NO_COLOR")
 
 
 class Progress:

@@ -59,7 +59,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints updates; ends with 0 when the process ends."""
-        if not args.json and not args.count and console.has_color() and sys.stdin.isatty():
+        if not args.json and not args.count and console.is_screen() and sys.stdin.isatty():
             return _Watch(args).run()
         history: list[int] = []
         shown = 0
@@ -80,7 +80,7 @@ class Command:
                 print(json.dumps(figures), flush=True)
                 continue
             history.append(_allocated(figures))
-            if console.has_color() and shown > 1:
+            if console.is_screen() and shown > 1:
                 sys.stdout.write("\x1b[H\x1b[J")
             print(console.printable(screen(figures, history, _columns())), flush=True)
         if not args.json:

@@ -21,7 +21,7 @@ import pytest
 from dry_support import SOON_S
 
 from instrument.tools import MIB, ROOT
-from pyalloc import live
+from pyalloc import console, live
 from pyalloc.cli.live import Command, _Watch
 from pyalloc.errors import UsageError
 from pyalloc.report.live import View, watched
@@ -52,12 +52,13 @@ sys.stdin.read()
 class Terminal:
     """`pyalloc live` for a process, on a terminal of its own."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, **environment: str) -> None:
         self.child, self.number = pty.fork()
         if self.child == 0:
             ioctl(1, TIOCSWINSZ, struct.pack("4H", 30, 80, 0, 0))
             os.environ.update(TERM="xterm", PYTHONPATH=str(ROOT))
             os.environ.pop("NO_COLOR", None)
+            os.environ.update(environment)
             for name in ("LINES", "COLUMNS"):  # readline may have set them, unknown to os.environ
                 os.unsetenv(name)
             words = [sys.executable, "-m", "pyalloc", "live", str(pid), "--interval", "0.01"]
@@ -155,6 +156,41 @@ def test_how_else_it_ends(how: str) -> None:
     assert "process 1: train.py" in left and "\x1b" not in left and "Traceback" not in left
 
 
+def test_keys_on_a_terminal_that_shall_show_no_colours() -> None:
+    with serving() as server:
+        terminal = Terminal(server.pid, NO_COLOR="1")
+        terminal.wait("l show lines")
+        terminal.press("q")
+        _, code = terminal.end()
+    assert code == 0
+
+
+def test_a_dumb_terminal_gets_no_control_sequences() -> None:
+    """Such as a shell in Emacs, which would show them."""
+    with serving() as server:
+        terminal = Terminal(server.pid, TERM="dumb")
+        while terminal.seen.count("process 1: train.py") < 2:
+            assert terminal.read()
+        terminal.press("\x03")
+        left, code = terminal.end()
+    assert code == 130 and "\x1b" not in left and "Traceback" not in left
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"NO_COLOR": "1"}, False)],
+)
+def test_where_text_is_bold(
+    environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert console.has_color() is expected
+
+
 def figures(lines: list[dict[str, Any]] | None) -> dict[str, Any]:
     return {"pid": 1, "argv": ["train.py"], "devices": {}, "lines": lines}
 
@@ -221,7 +257,7 @@ def test_without_keys_each_look_is_a_screen_or_lines(
     is_terminal: bool,
     words: list[str],
 ) -> None:
-    monkeypatch.setattr("pyalloc.console.has_color", lambda: is_terminal)
+    monkeypatch.setattr("pyalloc.console.is_screen", lambda: is_terminal)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: bool(words))
     left = answer(monkeypatch, figures([]), figures([]), UsageError("it has ended"))
     assert Command().run(arguments(*words)) == 0
