@@ -58,7 +58,8 @@ def measure(names: list[str], folder: Path) -> list[Point]:
     traces = suite(names)
     for number, trace in enumerate(traces):
         program = _core.Program(trace.write(folder))
-        live = program.info()["peak_live_bytes"]
+        info = program.info()
+        live = info["peak_live_bytes"]
         for setting, policy, options in SETTINGS:
             ample = program.replay(policy, options=options, check=True)
             least = program.find_min(policy, options=options)
@@ -69,7 +70,7 @@ def measure(names: list[str], folder: Path) -> list[Point]:
                     trace.kind,
                     setting,
                     ample["peak_bytes"] / live,
-                    least["bytes"] / live,
+                    least["bytes"] / info["device_live_bytes"],
                     ample["device_ns"] / 1e6,
                 )
             )

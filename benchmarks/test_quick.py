@@ -119,8 +119,11 @@ def test_settling(benchmark: Any, tmp_path: Path) -> None:
 
 def test_policies(benchmark: Any, tmp_path: Path) -> None:
     """benchmarks.policies."""
-    points = benchmark.pedantic(policies.measure, (["two_phases"], tmp_path), rounds=1)
-    assert [point.setting for point in points] == [setting for setting, _, _ in policies.SETTINGS]
+    names = ["two_phases", "two_devices"]
+    points = benchmark.pedantic(policies.measure, (names, tmp_path), rounds=1)
+    settings = [setting for setting, _, _ in policies.SETTINGS]
+    assert [point.setting for point in points] == settings * len(names)
+    assert all(point.min_live >= 1 for point in points)  # each card holds what lives on it
 
 
 def test_invented(benchmark: Any) -> None:
