@@ -157,15 +157,20 @@ def _why_not(made: _Made) -> str:
     # For example, private pools use memory that is idle otherwise, and a plan does not cover them.
     if planned > unplanned + PAGE:
         return "The program needs less memory without the plan: do not use it, or record again."
-    peaks = made.info["device_peak"]
-    held = sum(peaks.get(part.device, sum(peaks.values())) for part in made.plan.parts)
-    placed = sum(part.live_bytes for part in made.plan.parts)
+    placed, held = _placed(made)
     if made.info["n_ooms"] and placed < _LEAST_PLACED * held:
         return (
             f"The program ran out of memory while it was recorded, and the plan covers only {size(placed)} of the "
             f"{size(held)} that it held: do not use the plan; record again with more memory."
         )
     return ""
+
+
+def _placed(made: _Made) -> tuple[int, int]:
+    """The most bytes that the plan has places for at once, and that the program held."""
+    peaks = made.info["device_peak"]
+    held = sum(peaks.get(part.device, sum(peaks.values())) for part in made.plan.parts)
+    return sum(part.live_bytes for part in made.plan.parts), held
 
 
 def _replayed(
@@ -193,6 +198,16 @@ def _table(made: _Made) -> str:
                 "",
             )
         )
+    elif all(part.elsewhere <= _FEW for part in made.plan.parts):
+        placed, held = _placed(made)
+        if placed < _LEAST_PLACED * held:
+            lines.append(
+                text.wrapped(
+                    f"The plan has places for {size(placed)} of the {size(held)} that the program held: what outlives "
+                    "its step (kept in a list, for example) has none, and is served as without a plan.",
+                    "",
+                )
+            )
     return "\n".join(lines)
 
 

@@ -249,6 +249,22 @@ def test_a_plan_of_little_of_what_ran_out_of_memory_is_not_proposed(plan: Plan) 
     assert told.endswith(f"next: pyalloc report {path}")
 
 
+def test_how_much_a_plan_has_no_place_for_is_told(plan: Plan) -> None:
+    """What it called the peak was that of the requests that it has places for."""
+    program = Program(plan)
+    for kept in range(1, 9):
+        program.step(first=kept == 1)
+        program.take(40 * MIB)
+    path = plan.done()
+    told = " ".join(pyalloc("plan", path).split())
+    assert "of the 328.0 MiB that the program held: what outlives its step" in told
+    few = Plan(path.with_name("few.pya"))
+    program = Program(few)
+    for step in range(8):
+        program.step(first=step == 0)
+    assert "outlives" not in pyalloc("plan", few.done())
+
+
 def test_a_recording_that_ran_out_of_memory(plan: Plan) -> None:
     program = Program(plan)
     for step in range(5):
