@@ -560,7 +560,7 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
         }.get(best, best)
         told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
         refused = (
-            " The trace does not contain the requests that were refused when memory ran out, or what would have "
+            " The recording does not contain the requests that were refused when memory ran out, or what would have "
             "followed."
         )
         rest = refused * bool(analysis.ooms)

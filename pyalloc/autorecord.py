@@ -94,7 +94,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--record",
         type=Path,
         metavar="OUT.pya",
-        help="record the program's use of CUDA memory to this trace file",
+        help="record the program's use of CUDA memory to this file",
     )
     prepare_choices(parser)
 

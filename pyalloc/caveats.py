@@ -82,8 +82,8 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
         seen = totals["n_record_streams"]
         found.append(
             f"Memory was requested on {n_streams} streams, and torch's history does not contain record_stream() "
-            f"(calls from Python in the trace: {seen or 'none'}; calls from C++ are never there). Replays may reuse "
-            "such memory too early, so their figures may be a little low. Recordings on pyalloc have all calls."
+            f"(calls from Python in the recording: {seen or 'none'}; calls from C++ are never there). Replays may "
+            "reuse such memory too early, so their figures may be a little low. Recordings on pyalloc have all calls."
         )
     return found
 

@@ -25,7 +25,7 @@ def index_of(device: Device = None) -> int:
         import torch
     except ModuleNotFoundError as error:
         raise AllocatorError(
-            "pyalloc is not installed, because this Python has no PyTorch; commands that only read traces and "
+            "pyalloc is not installed, because this Python has no PyTorch; commands that only read recordings and "
             "snapshots work without it (pyalloc --help)"
         ) from error
 

@@ -188,7 +188,7 @@ def _as_trace_file(
         raise TraceError(f"{path}: the file is empty")
     else:
         raise TraceError(
-            f"{path}: neither a trace of `pyalloc run --record` nor a snapshot of "
+            f"{path}: neither a recording of `pyalloc run --record` nor a snapshot of "
             "torch.cuda.memory._dump_snapshot()"
         )
 
@@ -264,7 +264,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
                 file.write(piece)
             if file.tell() > most:
                 raise TraceError(
-                    f"{path}: refused, because it unpacks to far more than a trace would"
+                    f"{path}: refused, because it unpacks to far more than a recording would"
                 )
     except EOFError:
         raise TraceError(f"{path}: the file ends too early; copy it again") from None
@@ -395,10 +395,10 @@ def analyse(
 def oom_at(ooms: Sequence[tuple[int, ...]], which: int) -> int:
     """The moment of an out-of-memory error, counted from 0; -1: the last one."""
     if not ooms:
-        raise UsageError("memory never ran out in this trace; leave out --oom")
+        raise UsageError("memory never ran out in this recording; leave out --oom")
     if which >= len(ooms):
         n = {1: "once", 2: "twice"}.get(len(ooms), f"{len(ooms)} times")
-        raise UsageError(f"there is no oom:{which + 1}: memory ran out {n} in this trace")
+        raise UsageError(f"there is no oom:{which + 1}: memory ran out {n} in this recording")
     return ooms[which][0]
 
 

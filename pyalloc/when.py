@@ -45,13 +45,13 @@ def moment(
         return max(found.moments), "at the end"
     if error := OOM.fullmatch(at):
         if not found.ooms:
-            raise UsageError(f"memory never ran out in this trace; try {option} peak")
+            raise UsageError(f"memory never ran out in this recording; try {option} peak")
         which = -1 if error[1] == "last" else int(error[1] or 1) - 1
         return trace.oom_at(
             found.ooms, which
         ), f"when memory ran out{time_of(which, len(found.ooms))}"
     if n == 0:
-        raise UsageError(f"this trace has no events, so {option} {clip(at, 40)} is not in it")
+        raise UsageError(f"this recording has no events, so {option} {clip(at, 40)} is not in it")
     step, time = _STEP.fullmatch(at), _TIME.fullmatch(at)
     if step:
         return _step(found, int(step[1]), option), f"as step {int(step[1])} begins"
@@ -74,11 +74,11 @@ def _step(found: Analysis, number: int, option: str) -> int:
 def _at_time(found: Analysis, after_ns: int, told: str, progress: Progress | None) -> int:
     """How many events came by then; read one by one from the beginning of its bin of the timeline."""
     if found.notes.get("clock") == "events":
-        raise UsageError(f"{told}: this trace has no times, only the order of events")
+        raise UsageError(f"{told}: this recording has no times, only the order of events")
     at_ns = found.totals["first_ns"] + after_ns
     if at_ns > found.totals["last_ns"]:
         seconds = (found.totals["last_ns"] - found.totals["first_ns"]) / 1e9
-        raise UsageError(f"{told}: the trace ends {seconds:.1f} s after its first event")
+        raise UsageError(f"{told}: the recording ends {seconds:.1f} s after its first event")
     part = bisect.bisect_right(found.bins, at_ns, key=lambda each: each[1]) - 1
     begin = found.bins[part][0] if part >= 0 else 0
     with trace.as_trace_file(found.path, progress) as file:

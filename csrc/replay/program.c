@@ -382,7 +382,7 @@ pya_program_load(
         const char *why = pya_trace_error(reader);
         const char *text = status == PYA_E_LIMIT ? pya_program_limits()
                            : status == PYA_E_IO
-                               ? "no room in TMPDIR for the operations of a long trace"
+                               ? "no room in TMPDIR for the operations of a long recording"
                            : status == PYA_E_TOO_LARGE ? "more than 512 GiB are alive on one device"
                                                        : pya_status_text(status);
         snprintf(message, message_bytes, "%s: %s", path, why[0] != '\0' ? why : text);

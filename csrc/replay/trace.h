@@ -126,7 +126,7 @@ struct pya_trace_reader;
 
 /* PYA_E_IO: the file cannot be opened; PYA_E_CORRUPT: not a trace, or of another version, which is told in these words. */
 #define PYA_TRACE_REFUSED                                                                          \
-    "not a trace file of this version of pyalloc; read it with the version that wrote it"
+    "not a recording of this version of pyalloc; read it with the version that wrote it"
 PYA_MUST_CHECK pya_status pya_trace_open(const char *path, struct pya_trace_reader **out);
 /* Sets *more to false at the end.  PYA_E_CORRUPT: damage starts here; everything before it was good. */
 PYA_MUST_CHECK pya_status

@@ -24,7 +24,8 @@ class Command:
     pyalloc diff out.pya --steps 10 100             what is alive as each begins
 
     The first sentence names what explains most of the change. Lines that moved in the source are matched. Inputs are
-    traces or torch's snapshots, of any allocator, including the .part file of a program that still runs or was killed.
+    recordings or torch's snapshots, of any allocator, including the .part file of a program that still runs or was
+    killed.
 
     The exit code is 1 if the second leaks, or if it holds more than --fail-above (such as 5% or 100MB) beyond the
     first.
@@ -33,7 +34,7 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """One or two files."""
         parser.add_argument(
-            "file", type=Path, nargs="+", help="two traces or snapshots, or one with steps"
+            "file", type=Path, nargs="+", help="two recordings or snapshots, or one with steps"
         )
         parser.add_argument(
             "--steps",

@@ -25,7 +25,7 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace, the moment and how many."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
+        parser.add_argument("file", type=Path, help="a recording, or a snapshot written by torch")
         parser.add_argument(
             "--at",
             default="peak",

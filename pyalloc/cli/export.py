@@ -22,14 +22,14 @@ _THEN = {
 
 
 class Command:
-    """Write a trace in another program's format.
+    """Write a recording in another program's format.
 
     pyalloc export out.pya --to torch [-o FILE]
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace and the format."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
+        parser.add_argument("file", type=Path, help="a recording, or a snapshot written by torch")
         parser.add_argument(
             "--to", choices=sorted(export.FORMATS), required=True, help="the format to write"
         )
@@ -38,7 +38,7 @@ class Command:
             "--output",
             type=Path,
             metavar="FILE",
-            help="file to write (default: the trace's name with the format's suffix)",
+            help="file to write (default: the recording's name with the format's suffix)",
         )
         parser.add_argument(
             "--no-source", action="store_true", help="leave out stacks and the command line"
@@ -47,7 +47,7 @@ class Command:
         parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Writes FILE, or the trace's name with the format's suffix."""
+        """Writes FILE, or the recording's name with the format's suffix."""
         suffix, convert = export.FORMATS[args.to]
         target = args.output = args.output or args.file.parent / f"{args.file.stem}{suffix}"
         _check_suffix(target, args.to)

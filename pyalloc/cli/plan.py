@@ -37,7 +37,7 @@ class Command:
             "file",
             type=Path,
             nargs="+",
-            help="a trace, or a snapshot written by torch, that began with the program",
+            help="a recording, or a snapshot written by torch, that began with the program",
         )
         parser.add_argument(
             "--device",

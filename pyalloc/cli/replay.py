@@ -15,7 +15,7 @@ from pyalloc.units import size
 
 
 class Command:
-    """Replay a trace on other allocators; find the smallest memory.
+    """Replay a recording on other allocators; find the smallest memory.
 
     pyalloc replay out.pya [--policy native] [--limit 8GB] [--find-min]
 
@@ -28,7 +28,7 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace and what to vary."""
-        parser.add_argument("file", type=Path, help="a trace, or a snapshot written by torch")
+        parser.add_argument("file", type=Path, help="a recording, or a snapshot written by torch")
         parser.add_argument(
             "--policy",
             action="append",
@@ -182,8 +182,8 @@ def _table(
     if info["n_ooms"]:
         lines.append(
             text.wrapped(
-                "The program ran out of memory while it was recorded. The trace does not contain the refused requests "
-                "or what would have followed, so the program may need more than this.",
+                "The program ran out of memory while it was recorded. The recording does not contain the refused "
+                "requests or what would have followed, so the program may need more than this.",
                 "",
             )
         )

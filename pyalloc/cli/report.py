@@ -18,19 +18,19 @@ _SCRUB_MOMENTS = 24
 
 
 class Command:
-    """Explain a trace: who holds the peak, what is idle, what to change.
+    """Explain a recording: who holds the peak, what is idle, what to change.
 
     pyalloc report out.pya                 on the terminal
     pyalloc report out.pya -o report.html  as one page that needs no network
     pyalloc report rank*.pya               compare ranks; -o: page of the odd one
 
-    Reads traces written by `pyalloc run --record` and snapshots written by torch.cuda.memory._dump_snapshot().
+    Reads recordings written by `pyalloc run --record` and snapshots written by torch.cuda.memory._dump_snapshot().
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Files and where the report goes."""
         parser.add_argument(
-            "file", type=Path, nargs="+", help="a trace, or a snapshot written by torch"
+            "file", type=Path, nargs="+", help="a recording, or a snapshot written by torch"
         )
         console.add_device(parser)
         parser.add_argument(
@@ -47,7 +47,9 @@ class Command:
             "(default: the step of the peak)",
         )
         parser.add_argument(
-            "--no-replay", action="store_true", help="do not replay the trace on other allocators"
+            "--no-replay",
+            action="store_true",
+            help="do not replay the recording on other allocators",
         )
         console.add_output(parser, has_page=True)
 

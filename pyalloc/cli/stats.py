@@ -15,9 +15,9 @@ _LINES = 5
 
 
 class Command:
-    """Print a trace's figures, or the counters of a running process.
+    """Print a recording's figures, or the counters of a running process.
 
-    For a trace also its requests by size and by line.  A process must be one that `pyalloc live` can watch.
+    For a recording also its requests by size and by line.  A process must be one that `pyalloc live` can watch.
 
     pyalloc stats out.pya
     pyalloc stats 12345
@@ -26,7 +26,7 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """A file or a number."""
         parser.add_argument(
-            "file", metavar="FILE|PID", help="a trace, a snapshot, or a process's number"
+            "file", metavar="FILE|PID", help="a recording, a snapshot, or a process's number"
         )
         parser.add_argument(
             "-n",

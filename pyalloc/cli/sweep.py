@@ -13,7 +13,7 @@ from pyalloc.units import size
 
 
 class Command:
-    """Replay many traces under many policies and limits.
+    """Replay many recordings under many policies and limits.
 
     The work is spread over all cores, or over a Dask cluster.
 
@@ -23,7 +23,7 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The traces, and what to vary; each option may be repeated."""
-        parser.add_argument("file", type=Path, nargs="+", help="traces or snapshots")
+        parser.add_argument("file", type=Path, nargs="+", help="recordings or snapshots")
         parser.add_argument(
             "--policy",
             action="append",
@@ -75,7 +75,7 @@ class Command:
             results = list(sweeping.on_cores(todo, args.workers, progress))
         progress.close()
         lines = [
-            f"{'trace':<22}{'policy':<12}{'limit':>10}{'fits':>5}{'peak':>12}{'/live':>8}{'calls':>10}"
+            f"{'recording':<22}{'policy':<12}{'limit':>10}{'fits':>5}{'peak':>12}{'/live':>8}{'calls':>10}"
         ]
         failed = dict.fromkeys(row["error"] for row in results if "error" in row)
         replayed = [row for row in results if "error" not in row]

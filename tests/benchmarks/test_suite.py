@@ -152,7 +152,7 @@ def test_memory_refuses() -> None:
     assert "no trace named nothing" in done.stderr
     done = run("benchmarks.memory", str(ROOT / "README.md"), "-q", "--no-torch")
     assert done.returncode == 1
-    assert "neither a trace" in done.stderr
+    assert "neither a recording" in done.stderr
 
 
 @pytest.mark.torch

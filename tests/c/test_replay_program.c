@@ -117,7 +117,7 @@ test_why_it_cannot_be_read(void) {
     CHECK(fputs("something else", file) != EOF && fclose(file) == 0);
     check_refused(NULL, PYA_E_CORRUPT, "near byte");
     CHECK_EQ(truncate(path, 3), 0);
-    check_refused(NULL, PYA_E_CORRUPT, "not a trace file");
+    check_refused(NULL, PYA_E_CORRUPT, "not a recording");
     CHECK_EQ(unlink(path), 0);
     check_refused(NULL, PYA_E_IO, "No such file");
 }

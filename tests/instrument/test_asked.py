@@ -251,4 +251,4 @@ def test_requests_for_nothing(plan: Plan) -> None:
 
 
 def test_an_event_of_none(plan: Plan) -> None:
-    assert "this trace has no events" in pyalloc("top", plan.done(), "--at", 0, expect=2)
+    assert "this recording has no events" in pyalloc("top", plan.done(), "--at", 0, expect=2)

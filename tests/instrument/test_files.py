@@ -173,9 +173,9 @@ def test_compressed_files_are_read_and_told_by_their_own_name(plan: Plan, tmp_pa
     for data, why in (
         (packed[:-20], "ends too early; copy it again"),
         (packed[:60] + b"\xff" * 500, ""),
-        (gzip.compress(packed), "neither a trace"),  # some archives unpack to themselves
+        (gzip.compress(packed), "neither a recording"),  # some archives unpack to themselves
         (gzip.compress(b"PYATRACE" + bytes(200 << 20), 9), "unpacks to far more"),
-        (lzma.compress(b"nothing of ours"), "neither a trace"),
+        (lzma.compress(b"nothing of ours"), "neither a recording"),
         (b"\x28\xb5\x2f\xfd" + whole, "compressed by zstd; unpack it first"),
         (bz2.compress(whole), "compressed by bzip2; unpack it first"),
         (zipped(whole), "a zip archive, such as torch.save"),

@@ -303,7 +303,7 @@ def test_the_page_offers_nothing_that_the_recording_lacks(plan: Plan, tmp_path: 
             assert ("reserved" in legend) is has_all and "allocated" in legend
             assert ("begin a range" in page.value("$('scrub-text').textContent")) is has_all
             assert page.value("$('range').offsetParent !== null") is has_all
-            lacks = page.value("$('stacks').textContent") == "The trace has no stacks."
+            lacks = page.value("$('stacks').textContent") == "The recording has no stacks."
             assert lacks is not has_all
             page.value(
                 "(c => { const b = c.getBoundingClientRect(), y = b.top + 20; c.dispatchEvent(new MouseEvent("

@@ -31,10 +31,10 @@ class Bomb:
 def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path: Path, protocol: int) -> None:
     touched, path = tmp_path / "touched", tmp_path / "evil.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "x": Bomb(touched)}, protocol=protocol))
-    with pytest.raises(errors.TraceError, match=r"nothing was executed|neither a trace"):
+    with pytest.raises(errors.TraceError, match=r"nothing was executed|neither a recording"):
         trace.analyse(path)
     out = pyalloc("report", path, expect=2)
-    assert "refused" in out or "neither a trace" in out
+    assert "refused" in out or "neither a recording" in out
     assert "Traceback" not in out and not touched.exists()
 
 

@@ -45,7 +45,7 @@ def test_a_time_is_found_to_the_event(plan: Plan) -> None:
     for microseconds in (0, 1, 777, 12_345, LEAST_EVENTS - 1):
         at = when.moment(found, f"{microseconds / 1000}ms")
         assert at == (microseconds + 1, f"after {microseconds / 1000} ms"), microseconds
-    with pytest.raises(UsageError, match=r"--since 5min: the trace ends 0\.0 s after"):
+    with pytest.raises(UsageError, match=r"--since 5min: the recording ends 0\.0 s after"):
         when.moment(found, "5min", "--since")
 
 
@@ -112,4 +112,4 @@ def test_no_error_is_explained_where_memory_never_ran_out(plan: Plan) -> None:
     path = steps_of_three(plan)
     for wanted in ("1", "2", "last"):
         out = pyalloc("report", path, "--oom", wanted, expect=2)
-        assert out == "pyalloc report: memory never ran out in this trace; leave out --oom\n"
+        assert out == "pyalloc report: memory never ran out in this recording; leave out --oom\n"

@@ -91,7 +91,7 @@ def test_writer_refuses(tmp_path: Path) -> None:
 def test_not_a_trace(what: type, tmp_path: Path) -> None:
     path = tmp_path / "a.pya"
     path.write_bytes(b"hello, this is not a trace")
-    with pytest.raises(TraceError, match="not a trace"):
+    with pytest.raises(TraceError, match="not a recording"):
         what(path)
     with pytest.raises(TraceError, match="No such file"):
         what(tmp_path / "nothing.pya")
