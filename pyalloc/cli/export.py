@@ -25,6 +25,9 @@ class Command:
     """Write a recording in another program's format.
 
     pyalloc export out.pya --to torch [-o FILE]
+
+    csv has every event, json the figures of `pyalloc report`.  The others are for pytorch.org/memory_viz (torch),
+    ui.perfetto.dev, speedscope.app (the peak by stack) and TensorBoard (the timeline).
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
