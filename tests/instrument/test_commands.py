@@ -203,13 +203,35 @@ def test_the_smallest_memory_is_rounded_up_and_an_error_while_recording_is_told(
     assert "A card also has to hold the CUDA context" in shown
 
 
+def test_the_next_command_has_the_memory_and_devices_that_are_enough(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = {"native": (9, 9), "expandable": (7 * MIB - 1, 7 * MIB + 1), "pyalloc": (8 * MIB,) * 2}
+
+    def find_min(_program: object, name: str, **_: object) -> dict[str, int]:
+        enough, safe = least[name]
+        return {"bytes": enough, "safe_bytes": safe, "margin_bytes": safe - enough}
+
+    monkeypatch.setattr("pyalloc.replaying.find_min", find_min)
+    for device in range(3):
+        plan.event("alloc", addr=(device + 1) << 40, bytes=MIB, device=device)
+    words = ("replay", plan.done(), "--find-min")
+    shown = pyalloc(*words, "--policy", "expandable", "--policy", "pyalloc")
+    assert re.search(r"\nexpandable +7 MiB +8 MiB .*\npyalloc +8 MiB +8 MiB +0 bytes\n", shown)
+    assert "\nnext: pyalloc dryrun --memory 8MiB --devices 3 --allocator expandable " in shown
+    helps = "More memory does not always help"
+    assert helps in shown and "Peaks are sums over the devices' own peaks;" in shown
+    assert helps not in pyalloc(*words, "--policy", "native", "--policy", "pyalloc")
+
+
 def test_replay_says_when_nothing_fits(plan: Plan) -> None:
     path = small_trace(plan)
     out = pyalloc("replay", path, "--limit", "4MB", "-q", expect=1)
     assert "out of memory at operation" in out
     data = json.loads(pyalloc("replay", path, "--find-min", "--json", "-q"))
     assert {name for name, _ in _core.replay_policies()} == set(data["find_min"])
-    assert "last pass" in pyalloc("replay", path, "--passes", "2", "-q")
+    twice = " ".join(pyalloc("replay", path, "--passes", "2", "-q").split())
+    assert "last pass" in twice and "unlimited memory, replayed 2 times in a row policy" in twice
     assert "passes from 1 to 1000" in pyalloc("replay", path, "--passes", "0", "-q", expect=2)
     for name, least in data["find_min"].items():
         again = json.loads(

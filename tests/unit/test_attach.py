@@ -431,10 +431,94 @@ def test_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "exists" in said(capsys, pid, "-o", "old.pya")
     assert "there is no folder" in said(capsys, pid, "-o", "none/out.pya")
     assert "leave out -o, --duration" in said(capsys, pid, "--stop", "-o", "new.pya")
-    for wrong in ("soon", "0s", "-1s", "8000h"):
+    for wrong in ("soon", "0s", "-1s", "168.1h"):
         with pytest.raises(SystemExit):
             cli.main(["attach", pid, f"--duration={wrong}"])
         assert "is not a duration; write for example 60s" in capsys.readouterr().err
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, *words: str, waits: bool = False
+) -> tuple[int, list[object], dict[str, object]]:
+    """The exit code of a command for a process that can be attached to, and what it asked of it."""
+    asked: list[object] = []
+    named: dict[str, object] = {}
+
+    def begin(*given: object, **options: object) -> dict[str, object]:
+        asked.extend(given)
+        named.update(options)
+        return {"waits": waits, "allocator": "native", "bytes": 0, "in_main": True}
+
+    monkeypatch.setattr("pyalloc.attach.begin", begin)
+    return cli.main(["attach", *words]), asked, named
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("7s", 7), ("1.5m", 90), ("2 h", 7200), ("168h", 604_800)]
+)
+def test_a_process_is_asked_for_what_was_typed(
+    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = os.getppid()
+    words = ["--wait", text, "--stacks", "all", "--no-marks", "--force"]
+    code, asked, named = begun(monkeypatch, str(pid), *words)
+    assert code == 0 and asked == [pid, Path(f"out.{pid}.pya")]
+    assert named.pop("tell") is not None
+    assert named == {
+        "stacks": "all", "marks": False, "duration_s": None, "force": True, "wait_s": seconds,
+    }  # fmt: skip
+    told = f"\nnext: pyalloc live {pid}, or pyalloc attach {pid} --stop\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
+def test_a_process_whose_children_use_cuda_may_not_be_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for children in ("", "\n  pyalloc attach 8   # python"):
+        monkeypatch.setattr(processes, "below", lambda _pid, found=children: found)
+        assert begun(monkeypatch, str(os.getppid()), waits=True)[0] == 0
+        told = capsys.readouterr().err
+        assert "It has not used CUDA yet; the recording begins when it does." in told
+        meant = (
+            "  Or did you mean one of the processes it started?\n  pyalloc attach 8   # python\n"
+        )
+        assert (meant in told) == ("did you mean" in told) == bool(children)
+
+
+def test_a_recording_of_some_time_is_watched_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while the process is busy for a while; another recording is not taken for it."""
+    pid = str(os.getppid())
+    at_work = {"recording": {"path": str(tmp_path / "out.pya")}}
+    other = {"recording": {"path": str(tmp_path / "other.pya")}}
+    busy = live.BusyError("it is stopped")
+    answers: list[object] = []
+
+    def ask(_pid: int) -> object:
+        found = answers.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def watched(*given: object, wait: str = "60s") -> tuple[int, str]:
+        answers[:] = given
+        code = begun(monkeypatch, pid, "-o", "out.pya", "--duration", wait, "--force")[0]
+        return code, capsys.readouterr().err
+
+    monkeypatch.setattr(live, "ask", ask)
+    monkeypatch.setattr("pyalloc.cli.attach._LOOK_S", 0)
+    for last in ({"recording": None}, other):
+        code, told = watched(at_work, busy, at_work, last)
+        assert code == 2 and not answers
+        assert f"nothing was recorded: process {pid} did not use CUDA in that time" in told
+    code, told = watched(at_work, KeyboardInterrupt())
+    assert code == 130 and f"still recording; to end it: pyalloc attach {pid} --stop\n" in told
+    (tmp_path / "out.pya").touch()
+    assert watched({"recording": None})[0] == 0
+    monkeypatch.setattr("pyalloc.cli.attach._PATIENCE_S", 0)
+    code, told = watched(*[busy] * 9999, wait="0.01s")
+    assert code == 0 and answers and "recorded: out.pya\nnext: pyalloc report out.pya\n" in told
 
 
 @pytest.mark.parametrize(

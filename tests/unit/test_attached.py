@@ -491,6 +491,25 @@ def test_a_service_answers_after_its_pyalloc_was_removed(run_python) -> None:  #
     assert done.stdout == "{'error': 'it is not being recorded'} None\n"
 
 
+def test_an_answer_of_somebody_else_is_not_taken(
+    service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders for temporary files are everybody's."""
+
+    def ask_twice(words: str) -> None:
+        for ask in (live.ask, lambda pid: live.request(pid, {"attach": "end"}, PATIENCE_S)):
+            with pytest.raises(UsageError, match=words):
+                ask(service)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", lambda _path: SimpleNamespace(st_uid=os.getuid() + 1))
+        ask_twice("belongs to another user and is not trusted")
+    monkeypatch.setattr(live, "received", lambda _connection: b"{")
+    monkeypatch.setattr("pyalloc.processes._ENDING_S", 0)  # no wait whether it ends
+    with pytest.raises(UsageError, match=f"process {service} sent an answer that makes no sense"):
+        live.request(service, {"attach": "end"}, PATIENCE_S)
+
+
 def test_an_older_service_is_told_by_its_answer(
     service: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

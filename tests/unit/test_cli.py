@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 import pyalloc
 from pyalloc import cli, console, hostcuda, launching
 from pyalloc.errors import UsageError
+from pyalloc.install import NO_DEVICE
 
 
 def test_overview_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +229,57 @@ def test_doctor_asks_for_cuda_where_torch_has_none(run_python, tmp_path: Path) -
     assert "torch 9.9.9+cpu: this torch was built without CUDA" in done.stdout
     assert "next: install the CUDA build of PyTorch" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_doctor_says_what_can_be_done_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = SimpleNamespace(installed=False, reason=NO_DEVICE, torch_version="9.9")
+    monkeypatch.setattr("pyalloc.cli.doctor.install", lambda: None)
+    monkeypatch.setattr("pyalloc.cli.doctor.status", lambda: found)
+    assert cli.main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert told.endswith(
+        "torch 9.9: torch sees no CUDA device\n"
+        "next: try a program without a GPU:\n      pyalloc dryrun python your_script.py\n"
+    )
+
+
+@pytest.mark.parametrize("pages", [3, 0])
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_doctor_tries_an_allocation(
+    is_refused: bool,
+    pages: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def empty(size: int, **_: object) -> SimpleNamespace:
+        if is_refused:
+            raise RuntimeError("the driver is too old")
+        return SimpleNamespace(data_ptr=lambda: size, device=SimpleNamespace(index=0))
+
+    properties = SimpleNamespace(name="a card", total_memory=3 << 29, major=9, minor=1)
+    cuda = SimpleNamespace(device_count=lambda: 2, get_device_properties=lambda _index: properties)
+    torch = SimpleNamespace(cuda=cuda, empty=empty, uint8=None)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    lines = ["settings: those above", "pyalloc is installed"]
+    found = SimpleNamespace(
+        installed=True, reason="active", torch_version="9.9", lines=lambda: lines
+    )
+    core = SimpleNamespace(
+        block_info=lambda size: (0, 2 * size), stats=lambda index: {"pyalloc_pages": pages + index}
+    )
+    for name, stub in (("install", lambda: None), ("status", lambda: found), ("_core", core)):
+        monkeypatch.setattr(f"pyalloc.cli.doctor.{name}", stub)
+    assert cli.main(["doctor"]) == is_refused
+    told = capsys.readouterr().out
+    devices = "".join(f"device {index}: a card, 1.5 GiB, compute 9.1\n" for index in range(2))
+    assert f"torch 9.9: active\n{devices}pyalloc is installed\nan allocation of 1 MiB " in told
+    if is_refused:
+        assert told.endswith("an allocation of 1 MiB failed: the driver is too old\n")
+    else:
+        assert f"an allocation of 1 MiB works (a block of {2 << 20} bytes)\n" in told
+        assert ("the memory came from cudaMalloc" in told) == (pages == 0)
 
 
 def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
