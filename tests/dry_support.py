@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -115,20 +116,31 @@ def warm_python(source: str, *, dryrun: bool = False) -> str:
 
 @cache
 def _warm_python(module: str, zeros: bool) -> str:
-    folder = tempfile.TemporaryDirectory(prefix="pyalloc-warm-")
-    env = {
-        name: value
-        for name, value in dry_environment(zeros=zeros).items()
-        if not name.startswith("PYALLOC_")
-    }
-    program, server = warm.start(folder.name, module, env)
+    until_exit = contextlib.ExitStack()
+    atexit.register(until_exit.close)
+    return until_exit.enter_context(warmed(dry_environment(zeros=zeros), module))
 
-    def end() -> None:
-        server.communicate()
-        folder.cleanup()
 
-    atexit.register(end)
-    return program
+@contextlib.contextmanager
+def warmed(env: dict[str, str], module: str = "torch") -> Iterator[str]:
+    """A stand-in for Python that has imported the module in that environment (warm.py), without pyalloc's variables.
+
+    For programs with the same LD_PRELOAD.
+    """
+    given = {name: value for name, value in env.items() if not name.startswith("PYALLOC_")}
+    with tempfile.TemporaryDirectory(prefix="pyalloc-warm-") as folder:
+        program, server = warm.start(folder, module, given)
+        try:
+            yield program
+        finally:
+            server.communicate()
+
+
+def torch_python() -> tuple[str, dict[str, str]]:
+    """A Python for programs that import torch first and do not use CUDA, and its environment."""
+    if dry_torch() is None:
+        return sys.executable, dict(os.environ)
+    return warm_python(""), {**os.environ, **dry_environment()}
 
 
 def python_for(source: str, variables: Iterable[str] = (), *, dryrun: bool = False) -> str:

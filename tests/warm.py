@@ -5,7 +5,7 @@ here has used CUDA yet.  What `pyalloc run` and `pyalloc dryrun` do at the start
 according to the fork's own environment.
 
 python warm.py SOCKET serve MODULE              the process to fork; ends when its standard input does
-python -IS warm.py SOCKET PROGRAM WORDS...      a fork of it, as `python PROGRAM WORDS...`; also -c, -m and -W
+python -IS warm.py SOCKET PROGRAM WORDS...      a fork of it, as `python PROGRAM WORDS...`; also -c, -m, -W and -u
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def start(folder: str, module: str, env: dict[str, str]) -> tuple[str, Any]:
     with open(program, "w") as file:
         # The server has this LD_PRELOAD; any other one gets a process of its own.
         file.write(
-            f'#!/bin/sh\n[ "$LD_PRELOAD" = {shlex.quote(env["LD_PRELOAD"])} ] || exec {cold} "$@"\n'
+            f'#!/bin/sh\n[ "$LD_PRELOAD" = {shlex.quote(env.get("LD_PRELOAD", ""))} ] || exec {cold} "$@"\n'
         )
         file.write(f'exec {words} "$@"\n')
     os.chmod(program, 0o755)
@@ -125,11 +125,12 @@ if __name__ == "__main__":
     asked = _serve(sys.argv[1], sys.argv[3])
     _become(asked)
     first, *others = asked["words"]
-    while first == "-W":
-        import warnings
+    while first in ("-W", "-u"):  # -u: torchrun asks for it; nothing here depends on it
+        if first == "-W":
+            import warnings
 
-        warnings._processoptions(others[:1])  # type: ignore[attr-defined]
-        first, *others = others[1:]
+            warnings._processoptions([others.pop(0)])  # type: ignore[attr-defined]
+        first, *others = others
     if first == "-m":
         import runpy
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import textwrap
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
-from dry_support import dry_environment
+from dry_support import dry_environment, run_checked, warmed
 
 # Finds everything for everybody, but for pyalloc not what HIDDEN names.  Its last call is a jump: RTLD_NEXT means what
 # comes after the caller's library.
@@ -74,6 +72,29 @@ print("done")
 """
 
 
+Lacking = Callable[[list[str], str], str]
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lacking]:
+    """Runs programs in which pyalloc does not find some symbols; returns their output."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    shim = tmp_path_factory.mktemp("shim") / "hide.so"
+    command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-o", shim, "-"]
+    subprocess.run(command, input=SHIM, text=True, check=True)
+    env = dry_environment()
+    env["LD_PRELOAD"] = f"{shim}{os.pathsep}{env['LD_PRELOAD']}"
+    with warmed(env) as python:
+
+        def run(hidden: list[str], program: str) -> str:
+            command = [python, "-W", "ignore", "-c", program]
+            return run_checked(command, env={**env, "HIDDEN": f",{','.join(hidden)},"}).stdout
+
+        yield run
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "hidden",
@@ -85,12 +106,12 @@ print("done")
     ],
     ids=["vtable", "streams", "device", "errors"],
 )
-def test_symbols_of_torch(tmp_path: Path, hidden: list[str]) -> None:
-    assert without(tmp_path, hidden, PROGRAM).split() == ["done"]
+def test_symbols_of_torch(lacking: Lacking, hidden: list[str]) -> None:
+    assert lacking(hidden, PROGRAM).split() == ["done"]
 
 
 @pytest.mark.torch
-def test_an_allocator_of_a_pool_that_is_passed_in_an_unknown_way(tmp_path: Path) -> None:
+def test_an_allocator_of_a_pool_that_is_passed_in_an_unknown_way(lacking: Lacking) -> None:
     """With a torch that is not out yet."""
     hidden = [
         f"_ZN{room}4cuda7MemPoolC1E{passed}{flags}"
@@ -115,34 +136,9 @@ except RuntimeError as error:
     print(error)
 torch.cuda.MemPool()
 """
-    assert without(tmp_path, [], program).startswith("True: passed as a ")
+    assert lacking([], program).startswith("True: passed as a ")
     why = "it is unknown how this torch passes a MemPool's allocator; use MemPool() without one"
-    assert without(tmp_path, hidden, program).splitlines() == [f"False: {why}", f"pyalloc: {why}"]
-
-
-def without(tmp_path: Path, hidden: list[str], program: str) -> str:
-    """The output of a program in which pyalloc does not find these symbols."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no gcc")
-    shim = tmp_path / "hide.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-o", shim, "-"]
-    subprocess.run(command, input=SHIM, text=True, check=True)
-    env = dry_environment()
-    env |= {
-        "LD_PRELOAD": f"{shim}{os.pathsep}{env['LD_PRELOAD']}",
-        "HIDDEN": f",{','.join(hidden)},",
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done
-    return done.stdout
+    assert lacking(hidden, program).splitlines() == [f"False: {why}", f"pyalloc: {why}"]
 
 
 def test_a_checkpoint_where_there_was_no_tensor_yet(dry_python) -> None:  # type: ignore[no-untyped-def]

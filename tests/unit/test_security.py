@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import re
 import stat
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, warmed
 
 from pyalloc import _core, files, trace
 from pyalloc.cli import main
@@ -241,18 +243,26 @@ try:
 except (SystemExit, PyallocError):
     pass
 """
-    for value in (str(library), str(module), "evil", f"backend:{library}", "__import__('evil')"):
-        env = {name: value for name in variables()} | {
-            "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/pyalloc/_bootstrap/path:{ROOT}", "HOME": str(tmp_path),
-        }  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=env,
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode in (0, 1), done.stderr[-2000:]
-        assert not mark.exists(), value
+    env = {
+        "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/pyalloc/_bootstrap/path:{ROOT}", "HOME": str(tmp_path),
+    }  # fmt: skip
+    has_torch = importlib.util.find_spec("torch") is not None
+    with warmed(env) if has_torch else contextlib.nullcontext(sys.executable) as python:
+        for value in (
+            str(library),
+            str(module),
+            "evil",
+            f"backend:{library}",
+            "__import__('evil')",
+        ):
+            done = subprocess.run(
+                [python, "-c", code],
+                env={name: value for name in variables()} | env,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            assert done.returncode in (0, 1), done.stderr[-2000:]
+            assert not mark.exists(), value
