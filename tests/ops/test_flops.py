@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from dry_support import run_checked, torch_python
 from torch.utils.flop_counter import FlopCounterMode
 
 from pyalloc.ops import (
@@ -107,25 +105,25 @@ def test_values_without_gradient():
 def test_a_counter_made_before_sees_a_transformed_call():
     """They reach the registered op in another way."""
     program = """
-import pyalloc.ops
 import torch
+import pyalloc.ops
 from torch.utils.flop_counter import FlopCounterMode
 q = torch.randn(3, 1, 1, 40, 16)
 with FlopCounterMode(display=False) as counter:
     torch.vmap(lambda q: pyalloc.ops.scaled_attention(q, q, q, path="kernel"))(q)
 print(counter.get_total_flops())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
-    assert done.stdout.split() == [str(3 * 4 * 40 * 40 * 16)], done.stderr
+    python, env = torch_python()
+    done = run_checked([python, "-c", program], env=env)
+    assert done.stdout.split() == [str(3 * 4 * 40 * 40 * 16)]
 
 
 @pytest.mark.parametrize("first", ["pyalloc.ops", "torch.utils.flop_counter"])
 def test_whichever_is_imported_first(first):
     program = f"""
+import sys, torch
+assert "torch.utils.flop_counter" not in sys.modules
 import {first}
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 counter = FlopCounterMode(display=False)
 from pyalloc.ops import scaled_attention
@@ -134,7 +132,6 @@ with counter:
     scaled_attention(q, q, q, path="kernel")
 print(counter.get_total_flops())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
-    assert done.stdout.split() == [str(4 * 40 * 40 * 16)], done.stderr
+    python, env = torch_python()
+    done = run_checked([python, "-c", program], env=env)
+    assert done.stdout.split() == [str(4 * 40 * 40 * 16)]

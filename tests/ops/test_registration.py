@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from dry_support import run_checked, torch_python
 from torch._dynamo import compiled_autograd
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -419,8 +418,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=False
-    )
+    python, env = torch_python()
+    done = run_checked([python, "-c", source], env=env)
     said = f"pyalloc.ops needs PyTorch 2.8 or newer; this is {torch.__version__}\n"
     assert done.stdout == said, done

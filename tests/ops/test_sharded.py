@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, torch_python
 
 pytest.importorskip("torch.distributed.tensor")
 
@@ -22,10 +21,12 @@ def printed(tmp_path_factory):
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     file = tmp_path_factory.mktemp("sharded") / "meeting"
+    python, env = torch_python()
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", "ops.sharded", str(rank), str(file)],
+            [python, "-m", "ops.sharded", str(rank), str(file)],
             cwd=TESTS,
+            env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
