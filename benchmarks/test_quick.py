@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import (
+    architectures,
     costs,
     faults,
     hostcuda,
@@ -131,6 +132,14 @@ def test_invented(benchmark: Any) -> None:
     rows = benchmark.pedantic(lambda: invented.measure_one(7), rounds=1)
     assert [row.allocator for row in rows] == list(ALLOCATORS)
     assert all(row.min_live <= row.peak_live for row in rows)
+
+
+@in_torch
+def test_architectures(benchmark: Any) -> None:
+    """benchmarks.architectures."""
+    rows = benchmark.pedantic(lambda: architectures.measure_one("squeezenet1_0", 1), rounds=1)
+    assert [row.allocator for row in rows] == list(ALLOCATORS)
+    assert all(1 <= row.min_live <= row.peak_live for row in rows)
 
 
 def test_perturbed(benchmark: Any, tmp_path: Path) -> None:

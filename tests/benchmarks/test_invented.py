@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.invented import BAR, Row, table
+from benchmarks.compared import BAR, Row, table
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.workloads.invented import Training, invent
 from pyalloc.moments import STEP
@@ -74,7 +74,7 @@ def test_the_table_counts_what_rows_say() -> None:
     native = Row(1, "native", 1 << 30, 1.5, 1.25, 10.0)
     expandable = replace(native, allocator="expandable", peak_live=1.01, device_ms=20.0)
     mine = replace(native, allocator="pyalloc", peak_live=1.02, device_ms=10.4)
-    other = [replace(row, seed=2, peak_live=BAR + 0.01) for row in (native, expandable, mine)]
+    other = [replace(row, program=2, peak_live=BAR + 0.01) for row in (native, expandable, mine)]
     other[2] = replace(other[2], min_live=1.2551)
     lines = table([native, expandable, mine, *other]).splitlines()
     assert lines[0].split() == ["2", "programs", *ALLOCATORS]
@@ -98,7 +98,7 @@ def test_the_command_prints_a_line_for_each_program_and_allocator() -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["allocator"] for row in rows] == [*ALLOCATORS, *ALLOCATORS]
     for row in rows:
-        assert row["live_bytes"] == program(row["seed"]).peak_bytes
+        assert row["live_bytes"] == program(row["program"]).peak_bytes
         assert 1 <= row["min_live"] <= row["peak_live"]
     wrong = run("--programs", "0")
     assert wrong.returncode == 2 and "--programs must be at least 1" in wrong.stderr
