@@ -286,6 +286,10 @@ def test_names_have_a_line_of_their_own_on_a_phone(plan: Plan, tmp_path: Path) -
             )
             assert above is (width < 600)
             assert page.value(f"{numbers}.every(e => e.scrollWidth <= e.clientWidth)")  # not cut
+        addresses = "[...document.querySelectorAll('#events .wide')].some(e => e.offsetParent)"
+        assert page.value(addresses) is True
+        page.call("Emulation.setEmulatedMedia", media="print")  # paper is not wide
+        assert page.value(addresses) is False
 
 
 @needs_browser
