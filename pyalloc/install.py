@@ -79,8 +79,12 @@ class Status:
             "settings: "
             + ", ".join(f"{option.name}:{option.value}" for option in self.config.options),
             *([f"plan: {self.config.plan}"] if self.config.plan else []),
-            f"torch made {self.allocations} allocations and {self.frees} frees, {self.refused_frees} refused",
+            f"torch made {_counted(self.allocations, 'allocation')} and {_counted(self.frees, 'free')}",
         ]
+        if self.refused_frees:
+            lines.append(
+                f"refused: {_counted(self.refused_frees, 'free')} of addresses without a live block"
+            )
         lines += [
             f"  {'ok ' if works else 'NO '} {what}: {detail}"
             for what, works, detail in self.features
@@ -93,6 +97,10 @@ class Status:
         return lines
 
     __repr__ = __str__
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 @dataclass
