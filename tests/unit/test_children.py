@@ -150,16 +150,16 @@ def test_spawned_children_install_again(dry_python, tmp_path) -> None:  # type: 
         "if __name__ == '__main__':\n"
         "    pyalloc.install()\n"
         "    torch.empty(5, device='cuda')\n"
-        "    mp.spawn(work, nprocs=2)\n"
+        "    mp.spawn(work)\n"
     )
-    dry_python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    dry_python(f"import runpy, torch; runpy.run_path({str(script)!r}, run_name='__main__')")
 
 
 def test_children_of_pyalloc_run_are_installed(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
         import subprocess, sys
-        import pyalloc, torch
+        import torch, pyalloc
         assert pyalloc.status().installed
         code = "import torch, pyalloc; torch.empty(5, device='cuda'); assert pyalloc.status().allocations == 1"
         subprocess.run([sys.executable, "-c", code], check=True)

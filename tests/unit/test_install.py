@@ -75,7 +75,7 @@ def test_again_with_the_same_settings(dry_python) -> None:  # type: ignore[no-un
 def test_again_with_other_settings(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
-        import pyalloc
+        import torch, pyalloc
         pyalloc.install(memory="tight")
         try:
             pyalloc.install(memory="fast")
@@ -180,10 +180,11 @@ def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> Non
     )
 
 
-def test_without_cuda_nothing_happens_and_is_said_once(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python(
+def test_without_cuda_nothing_happens_and_is_said_once(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
         """
-        import warnings, pyalloc
+        import os, torch, warnings, pyalloc
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             pyalloc.install()
@@ -193,17 +194,15 @@ def test_without_cuda_nothing_happens_and_is_said_once(run_python) -> None:  # t
         assert "did nothing" in str(ours[0].message), ours
         assert not pyalloc.status().installed
         assert "NO " not in str(pyalloc.status())  # nothing was looked up
-        import torch
         assert torch.zeros(3).sum() == 0
-        """,
-        env={"CUDA_VISIBLE_DEVICES": ""},
+        """
     )
 
 
 def test_unknown_setting(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
-        import pyalloc
+        import torch, pyalloc
         try:
             pyalloc.install(memroy="tight")
         except pyalloc.ConfigError as error:
@@ -225,18 +224,16 @@ def test_unknown_setting(dry_python) -> None:  # type: ignore[no-untyped-def]
 def test_a_backend_by_name_is_refused(dry_python, backend: str, newer: str) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         f"""
-        import pyalloc
-        try:
-            pyalloc.install()
-        except pyalloc.InstallError as error:
-            assert "backend:{backend}" in str(error) and "Remove" in str(error), error
-        else:
-            raise AssertionError
-        """,
-        env={
-            "PYTORCH_ALLOC_CONF": newer,
-            "PYTORCH_CUDA_ALLOC_CONF": f"backend:{backend}",
-        },
+        import os, torch, pyalloc
+        for older, newer in (("", "{newer}"), ("backend:{backend}", "")):
+            os.environ.update(PYTORCH_ALLOC_CONF=newer, PYTORCH_CUDA_ALLOC_CONF=older)
+            try:
+                pyalloc.install()
+            except pyalloc.InstallError as error:
+                assert "backend:{backend}" in str(error) and "Remove" in str(error), error
+            else:
+                raise AssertionError
+        """
     )
 
 
@@ -246,8 +243,12 @@ def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None: 
         "roundup_power2_divisions:[256:1,512:2,>:4]"
     )
     done = dry_python(
-        "import pyalloc; pyalloc.install(); print(*pyalloc.status().lines(), sep='\\n')",
-        env={"PYTORCH_ALLOC_CONF": text, "PYTORCH_CUDA_ALLOC_CONF": text},
+        f"""
+        import os, torch, pyalloc
+        os.environ.update(PYTORCH_ALLOC_CONF={text!r}, PYTORCH_CUDA_ALLOC_CONF={text!r})
+        pyalloc.install()
+        print(*pyalloc.status().lines(), sep="\\n")
+        """
     )
     told = [line for line in done.stdout.splitlines() if "without effect" in line]
     assert told and all(
@@ -282,7 +283,7 @@ def test_torchs_settings_that_pyalloc_has_too_are_told_once(
 def test_nccl_registers_no_pages_in_graphs(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
-        import ctypes, os, pyalloc
+        import ctypes, os, torch, pyalloc
         name = "NCCL_GRAPH_REGISTER"
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_char_p
@@ -313,7 +314,7 @@ def test_threads_that_install_at_once(dry_python) -> None:  # type: ignore[no-un
     done = dry_python(
         """
         import sys, threading
-        import pyalloc, torch
+        import torch, pyalloc
 
         sys.setswitchinterval(1e-6)
         together = threading.Barrier(8)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.torch
 def test_snapshots_tell_the_settings_of_the_installation(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
-        import os, pyalloc, torch
+        import os, torch, pyalloc
         pyalloc.install(memory="tight")
         os.environ["PYALLOC_CONF"] = "whatever came later"
         settings = torch.cuda.memory._snapshot()["allocator_settings"]["pyalloc"]
@@ -152,7 +152,7 @@ def test_what_status_calls_refused_are_frees(dry_python) -> None:  # type: ignor
 
 
 def test_status_is_readable(dry_python) -> None:  # type: ignore[no-untyped-def]
-    done = dry_python("import pyalloc; pyalloc.install(); print(pyalloc.status())")
+    done = dry_python("import torch, pyalloc; pyalloc.install(); print(pyalloc.status())")
     assert "pyalloc is installed (active), torch " in done.stdout
     assert "ok  out of memory is raised as: torch.OutOfMemoryError" in done.stdout
     assert "torch made 0 allocations and 0 frees\n" in done.stdout
@@ -165,14 +165,13 @@ def test_status_is_readable(dry_python) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
-    done = dry_python("import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))")
+    program = "import sys, torch; from pyalloc.cli import main; sys.exit(main(['doctor']))"
+    done = dry_python(program)
     assert "device 0:" in done.stdout
     assert "an allocation of 1 MiB works" in done.stdout
     assert "cudaMalloc" not in done.stdout
     done = dry_python(
-        "import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))",
-        install=True,
-        env={"PYALLOC_HOSTCUDA_FAIL": "every:cuMemSetAccess:801"},
+        program, install=True, env={"PYALLOC_HOSTCUDA_FAIL": "every:cuMemSetAccess:801"}
     )
     assert "an allocation of 1 MiB works" in done.stdout
     assert "the memory came from cudaMalloc" in done.stdout
