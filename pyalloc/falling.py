@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from pyalloc.analysis import FORWARDS, Analysis
@@ -23,14 +24,14 @@ def falls_by(
     analysis: Analysis,
     alike: Collection[str],
     least: float = 0,
-    beside: Collection[Block] = (),
+    beside: Collection[Block] | None = None,
 ) -> int:
     """By how many bytes the peak falls without some of the blocks that are alive at it.
 
     least: returns 0 at once if they have no more bytes than this, because there may be very many phases to look at.
     alike: names of phases that go without such blocks, too; where hardly any of these is alive, others like them are.
     With LASTING these are blocks that a variable may hold until the next step has made its own.
-    beside: large blocks of the peak's step that are not alive at the peak, and go, too.
+    beside: blocks of the peak's step that are not alive at the peak, and go, too; None: which are is not known.
     """
     blocks = list(dropped)
     total = sum(block.bytes for block in blocks)
@@ -50,7 +51,7 @@ class _Beside:
         blocks: list[Block],
         analysis: Analysis,
         alike: Collection[str],
-        beside: Collection[Block],
+        beside: Collection[Block] | None,
     ) -> None:
         self._peak: int = analysis.totals["peak_event"]
         # Activations belong to a step; blocks that are kept besides have others like them outside of phases.
@@ -59,7 +60,7 @@ class _Beside:
         if step and is_lasting:  # the next step has its own
             blocks = [_until(block, step[1] - 1) for block in blocks]
         self._blocks = blocks
-        self._gone = beside
+        self._gone = _levels(beside or ())
         self._few = _HARDLY * sum(block.bytes for block in blocks)
         self._heights = analysis.heights
         self._alike = alike
@@ -68,8 +69,9 @@ class _Beside:
         self._own = next(((p.begin + 1, p.end + 1) for p in around), (self._peak, self._peak))
         self._region = step or self._own
         # Blocks that the peak's own phase makes come and go in it: at its other moments there are others like them.
-        self._lasting = alive_at([b for b in blocks if b.alloc_event < self._own[0]], self._peak)
-        self._coming = sum(b.bytes for b in blocks if b.alloc_event >= self._own[0])
+        coming = [b for b in blocks if b.alloc_event >= self._own[0]] if beside is None else []
+        self._lasting = alive_at({*blocks} - {*coming}, self._peak)
+        self._coming = sum(block.bytes for block in coming)
         self._bytes_at = alive_at(blocks, self._peak)
         # Such a pass has something beside it that waits for backward; without activations it has less in each step.
         self._waiting = set(_beside_waiting(self._phases)) if is_training else set()
@@ -147,7 +149,9 @@ class _Beside:
         most = max((most for _, most in self._heights[first:last]), default=0)
         if begin <= self._peak < end:
             return most
-        return most - _most_at_once(self._gone, begin, end)  # large: where it is highest, they are
+        at, until = (bisect.bisect_left(self._gone, (at,)) for at in (begin + 1, end))
+        gone = max((most for _, most in self._gone[max(at - 1, 0) : until]), default=0)
+        return most - gone  # they are large: where it is highest, they are there
 
 
 def _at(bytes_at: Callable[[int], int], moment: int, peak: int) -> int:
@@ -161,21 +165,15 @@ def _until(block: Block, event: int) -> Block:
     return block._replace(free_event=event) if is_longer else block
 
 
-def _most_at_once(blocks: Collection[Block], begin: int, end: int) -> int:
-    """The most bytes of these blocks alive at one of these moments."""
-    begins = {max(block.alloc_event + 1, begin) for block in blocks}
-    return max(
-        (
-            sum(
-                block.bytes
-                for block in blocks
-                if block.alloc_event < at and (block.free_event is None or block.free_event >= at)
-            )
-            for at in begins
-            if at < end
-        ),
-        default=0,
-    )
+def _levels(blocks: Iterable[Block]) -> list[tuple[int, int]]:
+    """Moments, each with how many bytes of these blocks are alive from it to the next."""
+    changes: Counter[int] = Counter()
+    for block in blocks:
+        changes[block.alloc_event + 1] += block.bytes
+        if block.free_event is not None:
+            changes[block.free_event + 1] -= block.bytes
+    moments = sorted(changes)
+    return list(zip(moments, itertools.accumulate(changes[at] for at in moments), strict=True))
 
 
 def _beside_waiting(phases: Iterable[Phase]) -> Iterator[Phase]:

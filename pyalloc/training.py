@@ -20,6 +20,7 @@ _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # optimizers that have fused=True 
 # Temporaries of one parameter's size, at most, where a step goes through them one by one.
 _AT_ONCE = 4
 _PARTS = 8  # of the rows of a loss
+_POSITIONS = 16  # of a row, at least
 _HOOK = 4  # innermost frames among which a hook's is looked for
 
 
@@ -89,6 +90,14 @@ def _is_of_classes(stack: int, analysis: Analysis) -> bool:
     )
 
 
+def _is_as_large(n_bytes: int, most: int) -> bool:
+    """Has it as many bytes as logits, or half as many: in half precision they may be there as well.
+
+    Or a few more: the last position of each row is often left out (`logits[:, :-1]`).
+    """
+    return any(n <= n_bytes <= n + n // _POSITIONS for n in (most, most // 2))
+
+
 def _is_unpacked(block: Block, analysis: Analysis) -> bool:
     """Has a hook of autograd brought it back to the device: save_on_cpu()'s, or one of the same name?"""
     names = (name for name, _, _ in analysis.frames(block.stack)[:_HOOK])
@@ -109,13 +118,11 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
     most = max(made, key=lambda block: block.bytes, default=None)
     if most is None or not _is_worth(most.bytes, analysis):
         return
-    # In half precision they may be there as well.
-    alike = (most.bytes, most.bytes // 2)
     found, of_step = (
         [
             block
             for block in blocks
-            if block.bytes in alike
+            if _is_as_large(block.bytes, most.bytes)
             and block.phase != "inference"  # an evaluation's, kept
             and analysis.category(block) not in HOLDERS
         ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.tools import MIB, Plan, kinds, small_trace
+from instrument.tools import MIB, Plan, kinds, small_trace, written
 from pyalloc import advice, checkpoints, collected, trace
 from pyalloc.analysis import Analysis
 from pyalloc.facts import Phase
@@ -367,21 +367,6 @@ def test_the_peak_falls_to_that_of_another_phase(other: tuple[str, int, int], sa
 
 # Phases begin and end, blocks are allocated and freed: 40 MiB of layers twice, and the peak of 100 MiB in backward.
 TRAINED = "step forward +a40 +b40 forward. backward +c20 -c {0} -b {1} -a {2} backward. {3} optimizer +s5 -s optimizer."
-
-
-def written(plan: Plan, story: str) -> Path:
-    places: dict[str, int] = {}
-    for number, word in enumerate(story.split()):
-        if word == "step":
-            plan.event("step", "step", arg=number)
-        elif word[0] == "+":
-            places[word[1]] = (number + 1) << 30
-            plan.event("alloc", addr=places[word[1]], bytes=int(word[2:]) * MIB)
-        elif word[0] == "-":
-            plan.event("free_requested", addr=places[word[1]])
-        else:
-            plan.event("phase_end" if word[-1] == "." else "phase_begin", word.rstrip("."))
-    return plan.done()
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,22 @@ def small_trace(plan: Plan) -> Path:
     return plan.done()
 
 
+def written(plan: Plan, story: str) -> Path:
+    """Phases begin and end (`forward ... forward.`), and blocks of so many MiB are made and freed (`+a40 -a`)."""
+    places: dict[str, int] = {}
+    for number, word in enumerate(story.split()):
+        if word == "step":
+            plan.event("step", "step", arg=number)
+        elif word[0] == "+":
+            places[word[1]] = (number + 1) << 30
+            plan.event("alloc", addr=places[word[1]], bytes=int(word[2:]) * MIB)
+        elif word[0] == "-":
+            plan.event("free_requested", addr=places[word[1]])
+        else:
+            plan.event("phase_end" if word[-1] == "." else "phase_begin", word.rstrip("."))
+    return plan.done()
+
+
 def kinds(path: Path) -> dict[str, Advice]:
     """The advice for a trace."""
     return {item.kind: item for item in advise(trace.analyse(path))}
