@@ -34,6 +34,34 @@ def advice(analysis: Analysis) -> Iterator[Advice]:
                 found[where.file, where.function].append((where, block))
     for held in found.values():
         yield from _of_function(held, analysis)
+    yield from _of_flex(analysis)
+
+
+def _of_flex(analysis: Analysis) -> Iterator[Advice]:
+    """Advice for flex_attention() that is not compiled: it then makes all scores, forward and backward."""
+    spans = [block for block in analysis.spans if _is_of_flex(block, analysis)]
+    blocks = [block for block in analysis.peak.blocks if _is_of_flex(block, analysis)]
+    here = {block.alloc_event for block in blocks}
+    beside = [block for block in spans if block.alloc_event not in here]
+    least = _SHARE * analysis.peak.allocated_bytes
+    # Its backward calls a module without gradients, which is a phase.
+    saved = falls_by(blocks, analysis, (*TRAINING, "inference"), least, beside)
+    if saved > least:
+        yield Advice(
+            "flex_attention",
+            f"{len(blocks)} tensors hold {size(sum(b.bytes for b in blocks))} at the peak because flex_attention() is "
+            "not compiled: it makes the scores of all pairs of positions. Call "
+            "torch.compile(torch.nn.attention.flex_attention.flex_attention), which makes none of them. That would "
+            f"lower the peak by up to {size(saved)}.",
+            saved,
+        )
+
+
+def _is_of_flex(block: Block, analysis: Analysis) -> bool:
+    return any(
+        file.endswith("/torch/_higher_order_ops/flex_attention.py")
+        for _, file, _ in analysis.frames(block.stack)
+    )
 
 
 def _of_function(held: list[tuple[source.Place, Block]], analysis: Analysis) -> Iterator[Advice]:

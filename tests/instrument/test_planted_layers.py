@@ -506,3 +506,25 @@ def test_the_parts_of_one_sequence_stay_apart(plan: Plan) -> None:
     analysis = trace.analyse(path)
     assert [row.name for row in analysis.by_module(analysis.peak.blocks)] == ["0", "1", "2"]
     assert "checkpoint" not in kinds(path)
+
+
+@pytest.mark.parametrize("file", ["flex_attention", "auto_functionalize"])
+def test_scores_of_flex_attention_that_is_not_compiled_are_told(plan: Plan, file: str) -> None:
+    """Compiled, it is one kernel, and this file of torch's makes nothing."""
+    stack = stack_through(plan, ("sdpa_dense", f"torch/_higher_order_ops/{file}"))
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=1 << 30, bytes=100 * MIB, stack=plan.stack(7))
+    for n in range(3):
+        plan.event("alloc", addr=(n + 2) << 30, bytes=60 * MIB, stack=stack)
+        plan.event("alloc", addr=(n + 7) << 30, bytes=10 * MIB, stack=plan.stack(8))
+        plan.event("free_requested", addr=(n + 2) << 30)
+    plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    for n in range(2):
+        plan.event("alloc", addr=(n + 12) << 30, bytes=60 * MIB, stack=stack)
+    for n in range(2):
+        plan.event("free_requested", addr=(n + 12) << 30)
+    plan.event("phase_end", "backward")
+    found = kinds(plan.done()).get("flex_attention")
+    assert (found and found.saved_bytes) == (120 * MIB if file == "flex_attention" else None)
