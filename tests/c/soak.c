@@ -373,7 +373,8 @@ main(int argc, char **argv) {
     if (check_failures == 0) { /* flat: in the second half only malloc's slack grows */
         long middle = kib[N_SAMPLES / 2], last = kib[N_SAMPLES - 1];
         printf("host memory: %ld KiB in the middle, %ld KiB at the end\n", middle, last);
-        CHECK(last <= middle + middle / 5 + 4096);
+        /* A sanitizer holds back what was freed, and looks for leaks itself. */
+        CHECK(check_is_slow() || last <= middle + middle / 5 + 4096);
     }
     printf("seed %" PRIu64 ": %lu checks, %lu failed\n", check_seed(), check_count, check_failures);
     return check_failures != 0;
