@@ -35,7 +35,7 @@ if ALLOCATOR is None:
             done = subprocess.run(
                 [python, *OPTIONS, str(self.path)],
                 cwd=ROOT,
-                env=environment(self.name),
+                env={**environment(self.name), "PYALLOC_PARITY_PYTHON": python},
                 capture_output=True,
                 text=True,
                 check=False,

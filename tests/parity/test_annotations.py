@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from parity.programs import run
 from parity.tensors import MIB, empty
 from torch.cuda.memory import _record_memory_history, _snapshot
 from torch.profiler import record_function
@@ -360,7 +359,7 @@ after = _snapshot()
 assert before.keys() == after.keys(), (before.keys(), after.keys())
 assert before["allocator_settings"] == after["allocator_settings"], (before, after)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+    run("-c", program)
 
 
 def test_settings_are_torchs() -> None:

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from parity.programs import PYTHON, run
 
 MIB = 2**20
 IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
-
-
-def run(*arguments: str, **variables: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
 
 
 EIGHT = """
@@ -70,7 +56,7 @@ print("eight", torch.cuda.get_allocator_backend())
 
 def test_eight_devices() -> None:
     said = run("-c", EIGHT, PYALLOC_HOSTCUDA_DEVICES="8", PYALLOC_HOSTCUDA_MEMORY="4GB")
-    assert said.split() == ["eight", "pluggable" if IS_PYALLOC else "native"]
+    assert said.stdout.split() == ["eight", "pluggable" if IS_PYALLOC else "native"]
 
 
 SPAWN = """
@@ -94,7 +80,7 @@ if __name__ == "__main__":
 def test_spawned_children(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWN)
-    assert run(str(program), "pluggable" if IS_PYALLOC else "native").split() == ["spawned"]
+    assert run(str(program), "pluggable" if IS_PYALLOC else "native").stdout.split() == ["spawned"]
 
 
 ENDS = """
@@ -119,7 +105,7 @@ print("ends", flush=True)
 
 def test_a_program_ends_with_all_of_it_in_use() -> None:
     """Tensors, a graph, and a pool that requests still go to."""
-    assert run("-c", ENDS).split() == ["ends"]
+    assert run("-c", ENDS).stdout.split() == ["ends"]
 
 
 RANKS = """
@@ -157,6 +143,7 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
         "--standalone",
         "--nproc-per-node=2",
         str(program),
+        PYTHON_EXEC=PYTHON,
         RESULT=str(tmp_path / "rank"),
         OMP_NUM_THREADS="1",
     )
@@ -202,7 +189,7 @@ def test_nccl_process_group(tmp_path: Path, hook: str) -> None:
         "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": hook,
         "TORCH_DIST_USE_NCCL2": str(1 - int(hook)),
     }
-    assert run("-c", NCCL, str(tmp_path / "store"), **variables).split() == ["done"]
+    assert run("-c", NCCL, str(tmp_path / "store"), **variables).stdout.split() == ["done"]
 
 
 TRACED = """
@@ -257,12 +244,13 @@ print("traced")
 
 def test_the_gpu_trace_is_told_of_uncached_memory() -> None:
     """The sanitizer learns that an address belongs to another tensor from now on."""
-    assert run("-c", TRACED_UNCACHED, PYTORCH_NO_CUDA_MEMORY_CACHING="1").split() == ["traced"]
+    done = run("-c", TRACED_UNCACHED, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    assert done.stdout.split() == ["traced"]
 
 
 def test_the_gpu_trace_is_told() -> None:
     """So the sanitizer does not take reused memory for a race."""
-    assert run("-c", TRACED).split() == ["traced"]
+    assert run("-c", TRACED).stdout.split() == ["traced"]
 
 
 @pytest.mark.parametrize("step", [1, 3])

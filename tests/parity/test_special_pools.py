@@ -7,7 +7,6 @@ import faulthandler
 import gc
 import inspect
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from parity.programs import run
 from parity.tensors import GIB, MIB, empty
 
 import pyalloc
@@ -410,8 +410,5 @@ def test_no_caching_by_environment(value: str, caches: bool) -> None:
         "import torch; x = torch.ones(1000).cuda(); assert x.cpu().sum() == 1000;"
         "print(torch.cuda.memory_reserved())"
     )
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": value}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
-    )
+    done = run("-c", program, PYTORCH_NO_CUDA_MEMORY_CACHING=value)
     assert (int(done.stdout) > 0) == caches

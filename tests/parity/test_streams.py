@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from parity.programs import run
 from parity.tensors import GIB, MIB, asked_of_destroyed_streams, destroy, empty, own_stream
 
 import pyalloc
+
+TESTS = Path(__file__).parent.parent
 
 
 def busy(stream: torch.cuda.Stream) -> None:
@@ -263,9 +264,7 @@ import ctypes
 from parity import test_streams
 test_streams.use_and_destroy(ctypes.CDLL("libcuda.so.1"), {how!r})
 """
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parent.parent, check=True, timeout=600
-    )
+    run("-c", program, folder=TESTS)
 
 
 def use_and_destroy(runtime: Any, how: str) -> None:
@@ -397,12 +396,4 @@ def test_stream_destroyed_before_the_block_is_freed() -> None:
     call = (
         "from parity import test_streams; test_streams.free_after_a_recorded_stream_is_destroyed()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", call],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == -signal.SIGABRT, done.stderr[-4000:]
+    run("-c", call, expect=-signal.SIGABRT, folder=TESTS)

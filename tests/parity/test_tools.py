@@ -8,13 +8,13 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from parity.programs import run
 from parity.tensors import MIB, empty
 
 import pyalloc
@@ -116,7 +116,7 @@ for call in (
     call()
     assert not torch._C._cuda_hasPrimaryContext(0), call
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+    run("-c", program)
 
 
 # ---- statistics and settings ----
@@ -178,10 +178,7 @@ try:
 except KeyError:
     print(torch.empty(1000, device="cuda").numel())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, timeout=600, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["1000"]
+    assert run("-c", program).stdout.split() == ["1000"]
 
 
 # ---- snapshots and tools ----
