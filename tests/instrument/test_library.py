@@ -32,7 +32,7 @@ def dry(
 def test_a_recording_that_cannot_be_written_is_told_and_over(tmp_path: Path) -> None:
     """A full disk (here: a limit on file sizes) ends that recording and nothing else: the next one works."""
     program = """
-import resource, sys, pyalloc, torch
+import resource, sys, torch, pyalloc
 from pyalloc import recording
 recording._FLUSH_S = 1000  # the error comes where the block ends
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -56,7 +56,7 @@ with pyalloc.record(sys.argv[2]):
 def test_record_with_phases_and_steps(tmp_path: Path, allocator: str) -> None:
     path = tmp_path / "out.pya"
     program = """
-import sys, pyalloc, torch
+import sys, torch, pyalloc
 before = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
 with pyalloc.record(sys.argv[1], automatic=False):
     for n in range(3):
@@ -90,7 +90,7 @@ except pyalloc.PyallocError as error:
 
 def test_a_program_that_goes_to_another_folder_is_recorded(tmp_path: Path) -> None:
     program = """
-import os, sys, pyalloc, torch
+import os, sys, torch, pyalloc
 os.mkdir(sys.argv[1])
 os.chdir(sys.argv[1])
 with pyalloc.record("out.pya") as recorder:
@@ -105,7 +105,7 @@ with pyalloc.record("out.pya") as recorder:
 
 def test_table_snapshot_and_scalars(tmp_path: Path) -> None:
     program = """
-import pyalloc, torch
+import torch, pyalloc
 with pyalloc.memory_table() as early:  # a program may make its first phases before it uses CUDA
     with pyalloc.phase("data"):
         pyalloc.step(3)

@@ -42,7 +42,7 @@ def test_one_process_trains_on_two_devices(
     assert len(n_placed) == 2
     done = dry_python(
         f"""
-        import pyalloc
+        import torch, pyalloc
         pyalloc.install(plan={str(target)!r})
         {textwrap.indent(textwrap.dedent(program), 8 * " ").strip()}
         print([pyalloc.stats(device)["pyalloc_planned"] for device in (0, 1)])
@@ -70,7 +70,7 @@ def test_training_with_a_plan(
     )
     done = dry_python(
         f"""
-        import pyalloc
+        import torch, pyalloc
         pyalloc.install(plan={str(target)!r})
         {textwrap.indent(textwrap.dedent(program), 8 * " ").strip()}
         stats = torch.cuda.memory_stats()
@@ -124,7 +124,7 @@ def test_by_run_and_by_environment(record: Record, tmp_path: Path, dry_python: R
     pyalloc("plan", recorded, "-o", target, "-q")
     shutil.copy(target, tmp_path / "other")
     source = f"""
-        import pyalloc
+        import torch, pyalloc
         pyalloc.install()
         assert pyalloc.status().config.plan == {str(target)!r}
         pyalloc.install(plan={str(target)!r})

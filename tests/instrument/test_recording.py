@@ -67,7 +67,7 @@ def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> N
 def test_events_and_marks_keep_their_order(record: Record) -> None:
     """Phases with one allocation each: the allocation lies between its phase's marks, to the nanosecond."""
     path = record("""
-    import pyalloc, torch
+    import torch, pyalloc
     torch.empty(1, device="cuda")
     for i in range(3000):
         with pyalloc.phase("one"):
