@@ -70,10 +70,10 @@ class Marked(torch.Tensor):
     pass
 
 
-def few(sdpa, limits=(5, 4, 1000, 100, 2, 8, 1), offer=None, quiet=()):
+def few(sdpa, limits=(5, 4, 1000, 100, 2, 8, 1), offer=None, quiet=(), transforms=False):
     """As the op has it, with another kernel in the place of torch's and none in the place of ours."""
     compiler = {"_is_compiling_flag": False}
-    modes = (lambda: False), torch.is_grad_enabled, (lambda _: "hooks")
+    modes = (lambda: transforms), torch.is_grad_enabled, (lambda _: "hooks")
     parts = torch.Tensor, torch.nn.Parameter, torch.float32, compiler, *modes, sdpa, offer, {}
     ours = {}, {}, None, {"_current_level": -1}, quiet, None, None, None, None
     return attention_plain((*parts, *ours), limits)
@@ -100,6 +100,7 @@ def test_rule_for_torchs_kernel(mark):
     # the work: n_b * n_h * (100 + n_q * n_k * (dim + 2)), if less than 1000
     assert applies(*shaped(n_q=6, n_k=11)) and not applies(*shaped(n_q=67, n_k=3))
     assert applies(*shaped(dim=8)) and not applies(*shaped(n_q=6, n_k=7, dim=8))
+    assert applies(*shaped(n_q=8, n_k=9, dim=3)) and not applies(*shaped(n_q=8, n_k=10, dim=3))
     assert applies(*shaped(n_b=4, n_q=1, n_k=1)) and not applies(*shaped(n_b=5, n_q=1, n_k=1))
     assert applies(*shaped(n_b=5, n_q=5, n_k=1))  # one key of wide heads, and many queries beside
     assert not applies(*shaped(n_b=5, n_q=4, n_k=1)) and not applies(*shaped(n_b=5, n_k=2))
@@ -109,6 +110,9 @@ def test_rule_for_torchs_kernel(mark):
     assert applies(*(x.as_strided(x.shape, (1 << 40, *x.stride()[1:])) for x in shaped()))
     windows = torch.randn(1, 2, 14).unfold(2, 4, 2)[:, :, :5]
     assert not applies(windows, *shaped()[1:]) and applies(windows.contiguous(), *shaped()[1:])
+    assert applies(windows[:, :, :1], *shaped()[1:])  # no other row to overlap
+    assert applies(*(x[:, :, :1].expand(x.shape) for x in shaped()))
+    assert applies(*(x.transpose(2, 3).contiguous().transpose(2, 3) for x in shaped()))
     assert not applies(*shaped(n_q=1, n_k=1, dim=9))
     assert not applies(*shaped(n_q=0)) and not applies(*shaped(n_k=0))
     assert not applies(*shaped(dtype=torch.float64)) and not applies(*shaped(dtype=torch.bfloat16))
@@ -117,6 +121,10 @@ def test_rule_for_torchs_kernel(mark):
     assert not applies(q[0], k[0], v[0])
     for wrong in (k[:, :1], k[:, :, 1:], k[..., 1:]):
         assert not applies(q, k, wrong) and not applies(q, wrong, v)
+    assert not applies(shaped(n_b=2)[0], k, v)
+    assert not applies(q, k[:, :1], v[:, :1]) and not applies(q, k[..., 1:], v[..., 1:])
+    transformed = few(lambda *_: torch.zeros(()), transforms=True)
+    assert transformed(*(x.as_subclass(Marked) for x in (q, k, v)), *options) is None
     assert not rule(q, k) and not rule(q, k, None) and not rule(1, 2, 3)
     for marks in itertools.product([False, True], repeat=3):
         pairs = zip((q, k, v), marks, strict=True)

@@ -91,7 +91,7 @@ def test_calls_that_autograd_records(n_q):
     grad = torch.randn(2, 4, n_q, 24)
 
     def derivatives(function, n_leaves, **given):
-        leaves = [x.clone().requires_grad_() for x in tensors[:n_leaves]]
+        leaves = [torch.nn.Parameter(x.clone()) for x in tensors[:n_leaves]]
         given |= {"bias": leaves[3]} if n_leaves == 4 else {}
         out = function(*leaves[:3], **given)
         first = torch.autograd.grad(out, leaves, grad, create_graph=True)

@@ -68,6 +68,9 @@ def test_graph_of_a_backward_can_be_made_again_and_left():
     assert heard == [out.shape] * 3 + [out.shape] * 2  # second derivatives go through out too
     again = torch.autograd.grad(out.sin().sum(), inputs)
     assert all(torch.equal(a, b) for a, b in zip(again, plain, strict=True))
+    heard.clear()
+    torch.autograd.grad(scaled_attention(*inputs).sum(), inputs)
+    assert not heard  # it belongs to the other result
 
 
 def test_hessian_of_a_small_input():
