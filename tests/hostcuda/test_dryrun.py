@@ -105,7 +105,7 @@ def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
     torch_found: hostcuda.Torch, tmp_path: Path, limit: str
 ) -> None:
     source = f"""
-        import pyalloc, torch
+        import torch, pyalloc
         {limit}
         torch.empty(900 << 20, dtype=torch.uint8, device="cuda")
     """

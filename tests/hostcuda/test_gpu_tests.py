@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S, dry_environment, run_checked, wait_until
+from dry_support import PATIENCE_S, dry_environment, python_for, run_checked, wait_until
 
 
 @pytest.mark.torch
@@ -236,8 +236,10 @@ def test_an_op_that_breaks_the_device_hides_no_other(
 @pytest.mark.slow
 def test_questions_for_a_card_are_answered() -> None:
     found = {}
+    program = Path("tests/gpu/questions.py")
+    python = python_for(program.read_text())
     for name in ("unmapping", "addresses", "destroyed_streams", "full_card"):
-        command = [sys.executable, "-W", "ignore", "tests/gpu/questions.py", name, "pyalloc"]
+        command = [python, "-W", "ignore", str(program), name, "pyalloc"]
         found[name] = json.loads(run_checked(command, env=dry_environment(memory="8GB")).stdout)
     assert found["addresses"]["different"]
     assert found["destroyed_streams"]["reserved_mib_in_the_end"] == 0

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dry_support import dry_environment, preloaded, run_checked
+from dry_support import dry_environment, preloaded, python_for, run_checked
 
 pytestmark = pytest.mark.torch
 
@@ -20,18 +20,20 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     ids=["native", "expandable", "pyalloc", "pyalloc vmm:false"],
 )
 def test_tensors_through_a_queue(install, env) -> None:  # type: ignore[no-untyped-def]
-    command = [sys.executable, "-W", "ignore:nvml", str(SHARING), *["--pyalloc"] * install]
+    program = ["-W", "ignore:nvml", str(SHARING), *["--pyalloc"] * install]
+    command = [python_for(SHARING.read_text(), env), *program]
     done = run_checked(command, env={**dry_environment(install=install, devices=2), **env})
     assert done.stdout == "shared\n"
 
 
 def test_nobody_need_inspect_anybody() -> None:
     """What expandable segments need, and many systems refuse."""
-    command = [sys.executable, "-W", "ignore:nvml", str(SHARING), "--private"]
+    program = ["-W", "ignore:nvml", str(SHARING), "--private"]
     native = {**dry_environment(devices=2), **EXPANDABLE}
-    assert "pidfd" in run_checked(command, env=native, expect=1).stderr
+    assert "pidfd" in run_checked([sys.executable, *program], env=native, expect=1).stderr
     ours = dry_environment(install=True, devices=2)
-    assert run_checked([*command, "--pyalloc"], env=ours).stdout == "shared\n"
+    command = [python_for(SHARING.read_text()), *program, "--pyalloc"]
+    assert run_checked(command, env=ours).stdout == "shared\n"
 
 
 def test_the_sender_has_ended(dry_python) -> None:  # type: ignore[no-untyped-def]

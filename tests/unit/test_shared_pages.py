@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from dry_support import ROOT, dry_environment, run_checked
+from dry_support import ROOT, dry_environment, python_for, run_checked
 
 pytestmark = pytest.mark.torch
 
 
 def run(*arguments: str) -> dict[str, int]:
-    program = str(ROOT / "tests/programs/shared_pages.py")
-    command = [sys.executable, "-W", "ignore", program, *arguments]
+    program = ROOT / "tests/programs/shared_pages.py"
+    command = [python_for(program.read_text()), "-W", "ignore", str(program), *arguments]
     found: dict[str, int] = json.loads(run_checked(command, env=dry_environment()).stdout)
     assert found["times_full"] >= 20
     assert found["peak_live"] <= found["peak_reserved"] <= found["limit"]
