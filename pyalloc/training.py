@@ -93,9 +93,9 @@ def _is_of_classes(stack: int, analysis: Analysis) -> bool:
 def _is_as_large(n_bytes: int, most: int) -> bool:
     """Has it as many bytes as logits, or half as many: in half precision they may be there as well.
 
-    Or a few more: the last position of each row is often left out (`logits[:, :-1]`).
+    Or a few more or less: the last position of each row is often left out (`logits[:, :-1]`).
     """
-    return any(n <= n_bytes <= n + n // _POSITIONS for n in (most, most // 2))
+    return any(abs(n_bytes - n) <= n // _POSITIONS for n in (most, most // 2))
 
 
 def _is_unpacked(block: Block, analysis: Analysis) -> bool:
@@ -110,10 +110,16 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
     # What hooks have brought back from the host was made before, in the same step.
     returned = {block.bytes for block in peak.blocks if _is_unpacked(block, analysis)}
     before = [block for block in analysis.spans if block.bytes in returned]
-    # In backward a checkpoint makes those of one part again.
+    # A checkpoint makes those of one part, in backward again.
     forward = [block for block in (*peak.blocks, *before) if block.phase != "backward"]
     stacks = {block.stack for block in forward}
-    of_losses = {stack for stack in stacks if stack and _is_of_classes(stack, analysis)}
+    of_losses = {
+        stack
+        for stack in stacks
+        if stack
+        and _is_of_classes(stack, analysis)
+        and not source.is_checkpoint(analysis.frames(stack))
+    }
     made = [block for block in forward if block.stack in of_losses]
     most = max(made, key=lambda block: block.bytes, default=None)
     if most is None or not _is_worth(most.bytes, analysis):
