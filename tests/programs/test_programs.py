@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_support import dry_environment, run_checked
+from dry_support import dry_environment, run_checked, warm_python
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ NEEDS = {
 
 def peaks(program: str, install: bool, output: Path) -> dict[str, Any]:
     run = [
-        sys.executable,
+        sys.executable if install else warm_python("torch.optim"),
         "-W",
         "ignore",
         str(HERE / "measure.py"),
