@@ -240,6 +240,10 @@ op_long_program(struct world *world) {
             }
         }
         alive[i % n_alive] = ptr;
+        struct pya_sim *sim = world->sims[how % N_DEVICES];
+        if (i % 256 == 255 && sim != NULL) { /* it looks at all work on a page that is not finished */
+            pya_sim_finish_all(sim);
+        }
     }
 }
 
