@@ -59,7 +59,7 @@ def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> N
     assert uses[0].addr == allocs[5 << 20].addr and uses[0].arg == allocs[3 << 20].stream
     text = " ".join(pyalloc("report", path, "--no-replay").split())
     assert (
-        "torch's history does not contain record_stream() (calls from Python in the trace: 1;"
+        "torch's history does not contain record_stream() (calls from Python in the recording: 1;"
         in text
     ) == (allocator == "native")
 

@@ -93,7 +93,7 @@ def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
 def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     # In a checkout, after `pip install .`.
     (tmp_path / "pyalloc").mkdir()
-    for name in ("__init__.py", "config.py"):
+    for name in ("__init__.py", "starting.py", "config.py"):
         shutil.copy(ROOT / "pyalloc" / name, tmp_path / "pyalloc")
     # -S: without what an environment knows of another pyalloc.
     command = [sys.executable, "-S", "-c", "import pyalloc"]
@@ -109,7 +109,9 @@ def test_a_zip_file_says_that_it_has_to_be_installed(tmp_path: Path) -> None:
     archive = tmp_path / "tool.pyz"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("__main__.py", "import pyalloc")
-        for path in (ROOT / "pyalloc" / "__init__.py", ROOT / "pyalloc" / "config.py"):
+        for path in (
+            ROOT / "pyalloc" / name for name in ("__init__.py", "starting.py", "config.py")
+        ):
             file.write(path, path.relative_to(ROOT))
     command = [sys.executable, "-S", str(archive)]
     done = subprocess.run(
