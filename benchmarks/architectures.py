@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.architectures [--only NAME ...] [--autocast] [--steps N] [--json] [-q]``
 
-Each of some 60 architectures is trained for a few steps with AdamW in a dry run, with batches and lengths that differ
+Each of 69 architectures is trained for a few steps with AdamW in a dry run, with batches and lengths that differ
 from step to step and an evaluation halfway (benchmarks/workloads/architectures.py; needs torchvision and
 transformers).  The recording is replayed on policy models and the simulated device, as for ``python -m
-benchmarks.invented``, and not kept.  Some 12 minutes on two cores.
+benchmarks.invented``, and not kept.  Some five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -44,18 +44,10 @@ def measure_one(name: str, n_steps: int = 8, is_half: bool = False) -> list[Row]
         path = Path(folder) / f"{name}.pya"
         program = [sys.executable, "-m", "benchmarks.workloads.architectures", name]
         options = ["--steps", str(n_steps), *["--autocast"] * is_half]
-        command = [
-            sys.executable,
-            "-m",
-            "pyalloc",
-            "dryrun",
-            "--stacks",
-            "none",
-            "--record",
-            str(path),
-        ]
+        recorded = ["--stacks", "none", "--record", str(path)]
+        dryrun = [sys.executable, "-m", "pyalloc", "dryrun", *recorded]
         done = subprocess.run(
-            [*command, *program, *options], cwd=ROOT, capture_output=True, text=True, check=False
+            [*dryrun, *program, *options], cwd=ROOT, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise RecordingError(f"{name}: {done.stderr[-2000:]}")

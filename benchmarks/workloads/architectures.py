@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 Loss: TypeAlias = "Callable[[random.Random], Tensor]"
 
 
+def _made(auto: str, config: str, options: dict[str, Any]) -> nn.Module:
+    """A model of transformers, by the names of its classes."""
+    import transformers
+
+    make: Callable[[Any], nn.Module] = getattr(transformers, auto).from_config
+    return make(getattr(transformers, config)(**options)).cuda()
+
+
 @dataclass(frozen=True)
 class Images:
     """Pictures or films for a model of torchvision."""
@@ -60,11 +68,8 @@ class Texts:
 
     def make(self, name: str) -> tuple[nn.Module, Loss]:
         import torch
-        import transformers
 
-        config = getattr(transformers, self.config)(**self.options)
-        make: Callable[[Any], nn.Module] = getattr(transformers, self.auto).from_config
-        model = make(config).cuda()
+        model = _made(self.auto, self.config, self.options)
 
         def loss(rng: random.Random) -> Tensor:
             n = rng.choice(self.batches)
@@ -89,11 +94,8 @@ class Pictures:
 
     def make(self, name: str) -> tuple[nn.Module, Loss]:
         import torch
-        import transformers
 
-        config = getattr(transformers, self.config)(**self.options)
-        make: Callable[[Any], nn.Module] = transformers.AutoModelForImageClassification.from_config
-        model = make(config).cuda()
+        model = _made("AutoModelForImageClassification", self.config, self.options)
 
         def loss(rng: random.Random) -> Tensor:
             n = rng.choice(self.batches)

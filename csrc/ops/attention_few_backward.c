@@ -147,18 +147,12 @@ few_block(
     few_scores(w->q, w->p, u.n, keys, n);
     few_scores(w->grad, w->ds, u.n, values, n);
     for (int i = 0; i < u.n; i++) {
-        struct att_block x = few_place(a, u, i);
-        x.k0 = k0;
-        x.nk = n;
-        few_adjust(a, x, w->p + i * ATT_K);
+        few_adjust(a, few_part(a, u, i, k0, n), w->p + i * ATT_K);
     }
     for (int i = 0; i < u.n; i++) { /* not above: see few_adjust() */
         few_probabilities(w, i, n);
         if (r->want_q && a->d_bias.p != NULL) {
-            struct att_block x = few_place(a, u, i);
-            x.k0 = k0;
-            x.nk = n;
-            few_write_bias(a, w->ds + i * ATT_K, x);
+            few_write_bias(a, w->ds + i * ATT_K, few_part(a, u, i, k0, n));
         }
     }
     if (r->want_q && a->d_q.p != NULL) {

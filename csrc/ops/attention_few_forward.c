@@ -83,10 +83,7 @@ few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few
             att_row(a->v, u.b, u.kv, k0), (ptrdiff_t)a->v.s, (ptrdiff_t)a->dim_v};
         few_scores(w->q, w->s, u.n, keys, n);
         for (int i = 0; i < u.n; i++) {
-            struct att_block x = few_place(a, u, i);
-            x.k0 = k0;
-            x.nk = n;
-            few_adjust(a, x, w->s + i * ATT_K);
+            few_adjust(a, few_part(a, u, i, k0, n), w->s + i * ATT_K);
         }
         for (int i = 0; i < u.n; i++) { /* not above: see few_adjust() */
             few_softmax(w, i, n, k0 == 0);

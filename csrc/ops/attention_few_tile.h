@@ -46,6 +46,15 @@ few_place(const struct pya_ops_attention *a, struct few_unit u, int i) {
                               0};
 }
 
+/* The same with nk keys. */
+static inline struct att_block
+few_part(const struct pya_ops_attention *a, struct few_unit u, int i, ptrdiff_t k0, int nk) {
+    struct att_block x = few_place(a, u, i);
+    x.k0 = k0;
+    x.nk = nk;
+    return x;
+}
+
 /* How many keys the unit's queries see. */
 static inline ptrdiff_t
 few_visible(const struct pya_ops_attention *a, struct few_unit u) {
