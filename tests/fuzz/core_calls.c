@@ -241,7 +241,7 @@ op_long_program(struct world *world) {
         }
         alive[i % n_alive] = ptr;
         struct pya_sim *sim = world->sims[how % N_DEVICES];
-        if (i % 256 == 255 && sim != NULL) { /* it looks at all work on a page that is not finished */
+        if (i % 256 == 255 && sim != NULL) { /* it looks at all unfinished work on a page */
             pya_sim_finish_all(sim);
         }
     }
