@@ -213,6 +213,9 @@ op_fault_of_undo(struct world *world) {
     }
 }
 
+/* So many requests that fail end a long program: thousands of them would take minutes under a sanitizer. */
+enum { LONG_PROGRAM_FAILURES = 200 };
+
 /* Hundreds of requests on one stream, each freed a few requests later.  Their sizes come again after a period, if at
  * all: what a program is noticed to do only after long would be reached by chance too rarely. */
 static void
@@ -223,9 +226,10 @@ op_long_program(struct world *world) {
     const unsigned n = length < 0xF0 ? 4U * length : 20000; /* in full size as well */
     const unsigned n_alive = 1 + how / 16 % 8;
     pya_dptr alive[8] = {0};
+    unsigned n_failed = 0;
     SAY("program of %u requests, period %d\n", n, step);
     (void)fault_disarm(); /* see op_host_fault() */
-    for (unsigned i = 0; i < n && world->depth == 0; i++) {
+    for (unsigned i = 0; i < n && n_failed < LONG_PROGRAM_FAILURES && world->depth == 0; i++) {
         const unsigned what = step == 0 ? i : i % step;
         const uint32_t mixed = (what + how) * UINT32_C(0x9E3779B1);
         const size_t step_bytes = (size_t)1 << (mixed >> 28 < 12 ? 21 : 15);
@@ -240,6 +244,7 @@ op_long_program(struct world *world) {
             }
         }
         alive[i % n_alive] = ptr;
+        n_failed += ptr == 0;
         struct pya_sim *sim = world->sims[how % N_DEVICES];
         if (i % 256 == 255 && sim != NULL) { /* it looks at all unfinished work on a page */
             pya_sim_finish_all(sim);
