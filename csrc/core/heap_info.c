@@ -1,18 +1,7 @@
-/* Queries of a heap besides memory: errors, foreign streams, the owner of an address, statistics.  Floor 12. */
-#include <string.h>
-
+/* Queries of a heap besides memory: foreign streams, the owner of an address, statistics.  Floor 12. */
 #include "fence.h"
 #include "heap.h"
 #include "repeat.h"
-
-void
-pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    memset(out, 0, sizeof *out);
-    if (card != NULL) {
-        pya_device_error(card->dev, out);
-    }
-}
 
 /* If several streams capture for one pool, the stream on which the pool began tells how long the capture lasts. */
 static pya_stream

@@ -120,8 +120,6 @@ void pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees);
 void pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out);
 /* Torch's wording with our numbers, the holders of memory and what to try.  Returns the length as snprintf does. */
 int pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes);
-/* The device's last error (call, code, text); use it after PYA_E_DEVICE. */
-void pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out);
 /* Writes "what: why", with the call, size, device and code if a device failed.  device -1: not known.  An error that
  * makes the device unusable is explained once; later messages refer to that explanation.  Returns the length as
  * snprintf does. */

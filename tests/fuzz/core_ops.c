@@ -322,7 +322,6 @@ op_query(struct world *world) {
     uint8_t how = fuzz_byte(&world->in);
     int device = how % N_DEVICES;
     struct pya_memory_info info;
-    struct pya_device_error error;
     if ((how & 2) != 0) {
         REQUIRE_EQ(pya_stats_reset_peak(world->heap, device), PYA_OK);
     }
@@ -351,7 +350,6 @@ op_query(struct world *world) {
         pya_status st = pya_memory_info(world->heap, device, &info);
         require_status(world, device, st);
         REQUIRE(st != PYA_OK || info.free_bytes <= info.total_bytes);
-        pya_heap_device_error(world->heap, device, &error);
         pya_sim_advance_clock(world->sims[device], how);
     }
 }
