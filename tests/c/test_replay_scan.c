@@ -500,6 +500,27 @@ test_parts_of_segments(void) {
     pya_scan_destroy(scan);
 }
 
+/* Blocks whose segment is not in the trace use no other: on another device, or behind them. */
+static void
+test_blocks_without_their_segment(void) {
+    const uint64_t base = UINT64_C(1) << 40;
+    struct pya_trace_writer *writer = begin();
+    put(writer, (struct pya_trace_event){
+                    .kind = PYA_TRACE_SEGMENT_ALLOC, .device = 1, .addr = base, .bytes = PYA_PAGE});
+    put(writer, (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .addr = base, .bytes = 512});
+    put(writer, (struct pya_trace_event){
+                    .kind = PYA_TRACE_ALLOC, .device = 1, .addr = base - 512, .bytes = 512});
+    CHECK_OK(pya_trace_close(writer));
+    const uint64_t end = 3;
+    struct pya_scan *scan = scanned(
+        &(struct pya_scan_settings){.device = -1, .n_bins = 2, .moments = &end, .n_moments = 1});
+    size_t n = 0;
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    CHECK_EQ(moment->n_segments, 1);
+    CHECK(!moment->segments[0].is_used && !moment->segments[0].is_known);
+    pya_scan_destroy(scan);
+}
+
 /* Events that make no sense together. */
 static void
 test_nonsense(void) {
@@ -586,6 +607,7 @@ static const struct check_case cases[] = {
     {"more_than_is_kept", test_more_than_is_kept},
     {"devices", test_devices},
     {"parts_of_segments", test_parts_of_segments},
+    {"blocks_without_their_segment", test_blocks_without_their_segment},
     {"nonsense", test_nonsense},
     {"no_host_memory", test_no_host_memory},
     {"threads", test_threads},
