@@ -130,6 +130,34 @@ test_a_grain_is_cut(void) {
     world_fini(&world);
 }
 
+/* The grain that is split may lie before others of the range. */
+static void
+test_a_grain_before_a_smaller_one_is_cut(void) {
+    enum { SMALLER = 4 };
+    static const size_t pages[] = {GRAIN, 1, PART, GRAIN};
+    struct world world;
+    pya_dptr ptrs[5];
+    mosaic_init(&world, "");
+    fill(&world, pages, 4, ptrs);
+    pya_sim_set_capacity(world.sim, 4 * GIB + SMALLER * PYA_PAGE);
+    pya_dptr smaller = take(&world, SMALLER * PYA_PAGE, 0);
+    CHECK_EQ(reserved(&world), 4 * GIB + SMALLER * PYA_PAGE);
+    CHECK(smaller > ptrs[3]);
+    give(&world, ptrs[0]);
+    give(&world, ptrs[3]);
+    give(&world, smaller);
+    const size_t n = GRAIN + SMALLER + 5;
+    pya_dptr ptr = take(&world, n * PYA_PAGE, 0);
+    pya_dptr rest = take(&world, (GRAIN - 5) * PYA_PAGE, 0);
+    CHECK_EQ(rest, ptrs[3] + 5 * PYA_PAGE);
+    CHECK_EQ(reserved(&world), 4 * GIB + SMALLER * PYA_PAGE);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    const struct block blocks[] = {
+        {ptr, n * PYA_PAGE}, {rest, (GRAIN - 5) * PYA_PAGE}, {ptrs[1], PYA_PAGE}};
+    check_apart(&world, blocks, 3);
+    world_fini(&world);
+}
+
 /* The smallest part that is enough; the larger one is left for the next request. */
 static void
 test_the_smallest_part_that_is_enough(void) {
@@ -408,6 +436,7 @@ static const struct check_case cases[] = {
     {"an_end_and_a_start", test_an_end_and_a_start},
     {"a_part_is_cut", test_a_part_is_cut},
     {"a_grain_is_cut", test_a_grain_is_cut},
+    {"a_grain_before_a_smaller_one_is_cut", test_a_grain_before_a_smaller_one_is_cut},
     {"the_smallest_part_that_is_enough", test_the_smallest_part_that_is_enough},
     {"parts_stay_with_their_grain", test_parts_stay_with_their_grain},
     {"a_pool_in_use_is_served", test_a_pool_in_use_is_served},
