@@ -398,10 +398,6 @@ is_common(int kind) {
 static pya_status
 scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
     const struct pya_scan_settings *settings = s->settings;
-    if (e->device < 0 || e->device >= PYA_MAX_DEVICES) {
-        s->error = "an event of a device beyond 63";
-        return PYA_E_CORRUPT;
-    }
     s->totals.first_ns = s->totals.n_events == 0 ? e->time_ns : s->totals.first_ns;
     state_end(s, e);
     const bool is_wanted =

@@ -76,7 +76,7 @@ enum pya_trace_kind {
 /* The writer ignores fields that the kind does not have; the reader sets them to 0. */
 struct pya_trace_event {
     int kind;
-    int device;
+    int device; /* below PYA_MAX_DEVICES */
     /* Never decreases within a file: an earlier time is written as the previous one. */
     uint64_t time_ns;
     uint64_t thread;
