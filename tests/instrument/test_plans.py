@@ -277,6 +277,8 @@ def test_what_outlives_the_next_of_its_kind_has_no_place(plan: Plan) -> None:
 def test_what_waits_for_the_next_of_its_kind_lies_in_two_places_in_turns(plan: Plan) -> None:
     """Results in a variable stay until it gets the next ones."""
     program, result = Program(plan), None
+    for size in range(1, 9):  # before the first step
+        program.give(program.take(size * MIB))
     for _ in range(6):
         made = [program.take(size * MIB) for size in (3, 8, 2, 5)]
         old, result = result, program.take(9 * MIB)

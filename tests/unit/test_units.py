@@ -15,6 +15,7 @@ from pyalloc.errors import UsageError
         ("512MiB", 512 << 20),
         ("1.5g", 3 << 29),
         ("100", 100),
+        ("1 B", 1),
         (" 2 tb ", 2 << 40),
     ],
 )
@@ -34,6 +35,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     ("value", "text"),
     [
         (0, "0 bytes"),
+        (1, "1 byte"),
         (512, "0.5 KiB"),
         (2**20 - 512, "1023.5 KiB"),
         (2**20 - 52, "1023.9 KiB"),
