@@ -235,7 +235,7 @@ def test_sizes_that_torch_said() -> None:
 def by_hand(plan: Plan, **changed: object) -> Path:
     """A product's result and the workspace after it, then steps that free everything else."""
     given = {"gap": False, "dropped_at": -1, "again_at": -1, "bytes": 32 * MIB, "name": "forward"}
-    given.update(changed)
+    given.update({"forward_drops_at": -1, **changed})
     linear = plan.stack(134, str(given["name"]), LINEAR)
     plan.event("user", "optimizers=SGD")
     for step in range(6):
@@ -248,6 +248,8 @@ def by_hand(plan: Plan, **changed: object) -> Path:
             plan.event("alloc", addr=2 << 30, bytes=int(str(given["bytes"])), stack=linear)
         if step == given["again_at"]:
             plan.event("alloc", addr=7 << 30, bytes=int(str(given["bytes"])), stack=linear)
+        if step == given["forward_drops_at"]:
+            plan.event("free_requested", addr=2 << 30)
         plan.event("phase_end", "forward")
         plan.event("phase_begin", "backward")
         plan.event("alloc", addr=4 << 30, bytes=MIB)
@@ -424,6 +426,21 @@ def test_one_that_was_made_after_the_peak_is_known_at_the_end(plan: Plan) -> Non
     end = found.moments[max(found.moments)]
     assert found.peak.allocated_bytes == 200 * MIB
     assert "workspace (cuBLAS)" in [row.name for row in found.contributors(end)]
+
+
+@pytest.mark.parametrize("changed", [{}, {"dropped_at": 3}, {"forward_drops_at": 3}])
+def test_who_held_memory_has_each_once(plan: Plan, changed: dict[str, object]) -> None:
+    """Over the run: what is a workspace's is nobody else's, also if a later pass frees it."""
+    found = trace.analyse(by_hand(plan, **changed))
+    rows = found.stays_by_category()
+    assert found.totals["peak_event"] in found.marks
+    for mark, event in enumerate(found.marks):
+        held = [(stay.bytes, what) for stay, what in rows if stay.first <= mark <= stay.last]
+        counted = [stay for stay in found.stays if stay.first <= mark <= stay.last]
+        assert sum(n for n, _ in held) == sum(stay.bytes for stay in counted)
+        if event == found.totals["peak_event"]:
+            assert sum(n for n, what in held if what == "workspace") == 64 * MIB
+    assert all(stay.bytes > 0 and stay.blocks > 0 for stay, _ in rows)
 
 
 def test_lines_and_modules_are_not_blamed(plan: Plan) -> None:
