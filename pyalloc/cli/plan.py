@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, console, planning, ranked, recorded, replaying, trace
-from pyalloc.advice import PLANNED
+from pyalloc.allocators import PLANNED
 from pyalloc.caveats import gap_of, notes_of
 from pyalloc.errors import PlanError, UsageError
 from pyalloc.moments import PAGE

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pyalloc import advice, console, leaks, planning, replaying, trace
+from pyalloc import advice, allocators, console, leaks, planning, replaying, trace
 from pyalloc.analysis import Analysis
 from pyalloc.errors import PlanError, TraceError, UsageError
 from pyalloc.report import data, html, ranks, text
@@ -162,7 +162,7 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                     path, progress=reading, searching=searching, placing=placing, needs_steps=True
                 ).packed()
                 planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan)
-                results[advice.PLANNED] = planned["pyalloc"]
+                results[allocators.PLANNED] = planned["pyalloc"]
     progress.close()
     return results
 
@@ -170,7 +170,7 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _may_save(info: dict[str, Any], unplanned: dict[str, Any]) -> bool:
     """Is a plan worth the search?"""
     spare = unplanned["peak_bytes"] - info["peak_live_bytes"]
-    return advice.is_worth_a_plan(spare, info["peak_live_bytes"])
+    return allocators.is_worth_a_plan(spare, info["peak_live_bytes"])
 
 
 def _next(found: Analysis) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, Plan, kinds, small_trace, written
-from pyalloc import advice, checkpoints, collected, trace
+from pyalloc import advice, allocators, checkpoints, collected, trace
 from pyalloc.analysis import Analysis
 from pyalloc.facts import Phase
 from pyalloc.falling import TRAINING, falls_by
@@ -251,7 +251,7 @@ def test_much_that_waits_for_other_streams_is_told(pending: int, idle: int, is_t
         moments={7: SimpleNamespace(pending_bytes=pending)},
         has_segments=False,
     )
-    told = list(advice._fragmentation(analysis))
+    told = list(allocators._fragmentation(analysis))
     assert [item.saved_bytes for item in told] == [pending] * is_told
 
 
@@ -325,7 +325,7 @@ def test_a_plan_is_proposed_for_what_it_alone_saves(
         notes={},
         path=Path("out.pya"),
     )
-    told = list(advice._plan(analysis))
+    told = list(allocators._plan(analysis))
     assert [item.saved_bytes for item in told] == [100 * MIB] * is_told
 
 
@@ -339,7 +339,7 @@ def test_an_allocator_is_proposed_that_saves_some_percent(needed: int, is_told: 
         notes={},
         ooms=[],
     )
-    told = list(advice._policies(analysis))
+    told = list(allocators._policies(analysis))
     assert [item.saved_bytes for item in told] == [(100 - needed) * MIB] * is_told
 
 
