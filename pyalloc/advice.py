@@ -199,12 +199,19 @@ def _without(runs: list[list[Phase]], analysis: Analysis) -> tuple[int, str, int
 
 
 def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
-    if runs:
-        n, each, saved, falls = _without(runs, analysis)
+    if not runs:
+        return
+    n, each, saved, falls = _without(runs, analysis)
+    keep, what = (
+        (f"{n} forward passes in a row keep {each} each", "evaluation")
+        if n > 1
+        else (f"A forward pass keeps {each}", "a pass whose output is detached, or only read")
+    )
+    if n > 1 or saved:
         yield Advice(
             "no_grad",
-            f"{n} forward passes in a row keep {each} each for a backward pass that never comes. Put "
-            f"`with torch.no_grad():` (or torch.inference_mode()) around evaluation. {falls}",
+            f"{keep} for a backward pass that never comes. Put `with torch.no_grad():` (or torch.inference_mode()) "
+            f"around {what}. {falls}",
             saved,
         )
 
@@ -212,10 +219,11 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
 def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if runs:
         n, each, saved, falls = _without(runs, analysis)
+        keep = f"{n} forward passes in a row keep {each} each" if n > 1 else f"A pass keeps {each}"
         yield Advice(
             "retain_graph",
-            f"{n} forward passes in a row keep {each} each after their backward pass, which was called with "
-            "retain_graph=True. Leave that out, and `.detach()` what one step passes on to the next (a hidden state). "
+            f"{keep} after the backward pass, which was called with retain_graph=True. Leave that out, and "
+            "`.detach()` what one step passes on to the next (a hidden state). "
             f"{falls}",
             saved,
         )

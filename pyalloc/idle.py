@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from pyalloc.facts import Phase
 from pyalloc.findings import outermost
 from pyalloc.units import MIB
 
+_MOST = 0.75
 _KEPT = 3  # blocks that a pass leaves: fewer may be its results
 Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backward passes right after them
 
@@ -44,9 +46,9 @@ def is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     keeping = [phase for phase in run if phase.n_left >= _KEPT] or run
     made_bytes = sum(phase.left_bytes for phase in backwards)
     freed_bytes = run[-1].end_bytes + made_bytes - backwards[-1].end_bytes
-    return _n_freed(backwards) > 0.75 * sum(
+    return _n_freed(backwards) > _MOST * sum(
         phase.n_left for phase in keeping
-    ) or freed_bytes > 0.75 * sum(phase.left_bytes for phase in keeping)
+    ) or freed_bytes > _MOST * sum(phase.left_bytes for phase in keeping)
 
 
 def _n_freed(backwards: list[Phase]) -> int:
@@ -59,7 +61,17 @@ def _is_freed_later(run: list[Phase], backwards: list[Phase], after: Run) -> boo
     """Do the next backward passes free what these leave of the forward passes, as in training a GAN's generator?"""
     passes, later = after
     kept = sum(phase.n_left for phase in run) - _n_freed(backwards)
-    return _n_freed(later) - sum(phase.n_left for phase in passes) > 0.75 * kept
+    return _n_freed(later) - sum(phase.n_left for phase in passes) > _MOST * kept
+
+
+def _dropped(run: list[Phase], backwards: list[Phase]) -> list[Phase]:
+    """Passes most of whose blocks are gone when the next pass begins: the output was detached, or read."""
+    return [
+        phase
+        for phase, following in itertools.pairwise([*run, *backwards])
+        if phase.name == "forward"
+        and phase.n_live_end - following.n_live_begin > _MOST * phase.n_left
+    ]
 
 
 def knows_backwards(analysis: Analysis) -> bool:
@@ -83,16 +95,21 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
         if is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
         # The last forward passes of a run may belong to the backward passes that follow.
-        idle = run[: max(len(run) - len(backwards), 0)]
+        unpaired = run[: max(len(run) - len(backwards), 0)]
+        dropped = _dropped(run, backwards)
+        others = sum(phase.n_left for phase in run if phase not in dropped)
+        if _n_freed(backwards) > _MOST * others > 0:  # blocks: bytes may go before backward begins
+            unpaired = dropped
         end = after[0][0].begin if after[0] else analysis.totals["n_events"]
         idle = [
             phase
-            for phase, following in zip(idle, [*run[1:], None], strict=False)
-            if not _has_backward(phase.end, end, analysis)
+            for phase, following in zip(run, [*run[1:], None], strict=False)
+            if phase in unpaired
+            and not _has_backward(phase.end, end, analysis)
             and not _has_oom(phase.begin, following.begin if following else end, analysis)
         ]
         kept = [phase for phase in idle if phase.n_left >= _KEPT and phase.left_bytes >= MIB]
-        if len(idle) >= 2 and kept:
+        if kept and (len(idle) >= 2 or unpaired is dropped):
             (retained if _is_retained(run, backwards, analysis) else found).append(kept)
     used = [_shape(run) for run in (*found, *retained) if _is_used(run, analysis)]
     return (

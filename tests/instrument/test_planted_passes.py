@@ -198,6 +198,30 @@ def test_a_generator_is_kept_for_its_own_loss(plan: Plan) -> None:
     assert "no_grad" not in kinds(plan.done())
 
 
+@pytest.mark.parametrize(("size", "kept"), [(4, "A forward pass keeps 20.0 MiB for"), (1, "")])
+def test_a_pass_whose_output_is_detached_at_once(plan: Plan, size: int, kept: str) -> None:
+    """Like a generator's, while its critic trains, of which both passes have a backward.
+
+    A single one is told only where the peak lies beside it.
+    """
+    for _ in range(3):
+        forward(plan, 0, [size] * 5)
+        dropped(plan, 0, range(4))  # the output stays
+        for number in (1, 2):
+            forward(plan, number, [2, 1, 1])
+        plan.event("phase_begin", "backward")
+        for number in (1, 2):
+            dropped(plan, number, range(3))
+        plan.event("phase_end", "backward")
+        dropped(plan, 0, [4])
+    found = kinds(plan.done())
+    assert ("no_grad" in found) == bool(kept)
+    if kept:
+        assert found["no_grad"].text.startswith(kept)
+        assert "is detached" in found["no_grad"].text
+        assert found["no_grad"].saved_bytes == 8 * MIB  # to the critic's passes beside the output
+
+
 def test_an_evaluation_before_a_training_step_is_not_kept_for_it(plan: Plan) -> None:
     """The backward of the step frees its own pass, not the evaluation's."""
     for _ in range(3):
