@@ -13,18 +13,16 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from pyalloc import devices, marks
+from pyalloc import devices, marks, tensors, uses
 from pyalloc.config import CUBLAS_NOTES
 
 MODULE = "module:"  # phases of modules carry this prefix
 _At = tuple[int, int]  # device, address
 _Told = tuple[str, Any]  # category, weak reference to the storage
 _Kind = tuple[type[Any], frozenset[int]]  # an optimizer's class and the parameters it is for
-_HOLDERS = (ValuesView, list, tuple)
-_DEPTH = 3  # nesting of dicts and lists in an optimizer's state, and of tensors made of others
 # A call in progress: id of the module or optimizer, phase, stack depth of its caller (-1: inside another).
 _Open = tuple[int, str, int]
 # Modules with torch's functions between the caller of a module or step and the hooks.
@@ -34,8 +32,6 @@ _CALLING = {
     "torch.optim.optimizer",
     "torch.optim.lr_scheduler",
 }
-# What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized.
-_NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
 
 def _harmless(look: Callable[..., None]) -> Callable[..., None]:
@@ -76,6 +72,8 @@ class AutoMarks:
             int, tuple[int, int]
         ] = {}  # by parameter: its gradient at the last step
         self.known: dict[_At, _Told] = {}  # parameters and state already told
+        self.uses = uses.Uses()
+        self.left_over = 0  # bytes that models hold which were trained earlier
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.explicit_steps = False
@@ -186,7 +184,10 @@ class AutoMarks:
             self._end_those_left(depth)
         if not stack:
             self._learn(module)
-            self._begin(stack, id(module), self._outermost(module), depth)
+            phase = self._outermost(module)
+            if phase != "inference":
+                self.uses.call(module)
+            self._begin(stack, id(module), phase, depth)
             if name:  # a part of a model is called by itself, as by a checkpoint in backward
                 self._begin(stack, 0, MODULE + name, depth)
         else:
@@ -227,6 +228,7 @@ class AutoMarks:
         if self.roots.get(id(root)) is root:
             return
         self.roots[id(root)] = root
+        self.uses.begin(root)
         for name, module in root.named_modules():
             if name and name.count(".") >= self._name(module).count("."):
                 self.names[id(module)] = (weakref.ref(module), name)
@@ -308,7 +310,7 @@ class AutoMarks:
 
         def record_stream(tensor: Any, stream: Any) -> Any:
             is_seen = tensor.is_cuda and not self._is_compiling()
-            at = _memory(tensor)[1] if is_seen else 0
+            at = tensors.memory(tensor)[1] if is_seen else 0
             if at:
                 index, number = tensor.device.index, stream.cuda_stream
                 self.recorder.add("record_stream", "", addr=at, arg=number, device=index)
@@ -368,8 +370,11 @@ class AutoMarks:
             return  # the recording began during its step()
         self._end_of("steps", optimizer)
         self.categorise()
+        self.uses.n_steps += 1
         first = _alive(self.optimizers)[0]
-        if id(optimizer) in self.stepped and _is_alike(first, optimizer):
+        if id(optimizer) in self.stepped and (
+            tensors.is_alike(first, optimizer) or self._is_left_over(first)
+        ):
             others = [each for each in _alive(self.optimizers) if each is not optimizer]
             self.optimizers.clear()
             self.optimizers.update((id(each), each) for each in (optimizer, *others))
@@ -379,6 +384,7 @@ class AutoMarks:
             if len(self.optimizers) > 1:
                 self._tell_doubled()  # once a step: there may be an optimizer for each parameter
             self._tell_unused()
+            self._tell_left_over()
             self._auto_step()
         else:
             self.stepped[id(optimizer)] = optimizer
@@ -390,10 +396,10 @@ class AutoMarks:
         total = 0
         held: dict[_Kind, dict[int, list[int]]] = {}
         for optimizer in _alive(self.optimizers):
-            kind = type(optimizer), frozenset(_parameters(optimizer))
+            kind = type(optimizer), frozenset(tensors.parameters(optimizer))
             for parameter, state in list(optimizer.state.items()):
                 mine: dict[_At, int] = {}
-                for value in _within(state):
+                for value in tensors.within(state):
                     self._weigh(mine, value)
                 n = sum(mine[at] for at in mine.keys() - seen)
                 seen.update(mine)
@@ -414,16 +420,16 @@ class AutoMarks:
 
         Gradients that have not changed since the last step are leftovers, which zero_grad() would clear: not counted.
         """
-        stepped = {p for each in _alive(self.optimizers) for p in _parameters(each)}
+        stepped = {p for each in _alive(self.optimizers) for p in tensors.parameters(each)}
         found: dict[_At, int] = {}
         models: list[str] = []
         before, self.unstepped = self.unstepped, {}
         for root in _alive(self.roots):
             n_before = len(found)
             for parameter in self._parameters_of(root):
-                gradient = _gradient(parameter)
+                gradient = tensors.gradient(parameter)
                 if gradient is not None and id(parameter) not in stepped:
-                    now = self.unstepped[id(parameter)] = id(gradient), _n_changes(gradient)
+                    now = self.unstepped[id(parameter)] = id(gradient), tensors.n_changes(gradient)
                     if before.get(id(parameter), now) != now:
                         self._weigh(found, gradient)
             if len(found) > n_before:
@@ -432,6 +438,45 @@ class AutoMarks:
         if total != self.unused:
             self.unused = total
             self.recorder.add("user", f"unused_gradients={total} bytes, {', '.join(models[:4])}")
+
+    def _left_over(self) -> list[Any]:
+        return self.uses.left_over(_alive(self.roots))
+
+    def _is_left_over(self, optimizer: Any) -> bool:
+        """Does it update a model that is not used any more?"""
+        mine = tensors.parameters(optimizer)
+        return any(
+            id(each) in mine for root in self._left_over() for each in self._parameters_of(root)
+        )
+
+    @_harmless
+    def _tell_left_over(self) -> None:
+        """Notes what models hold that were trained earlier, apart from what they share with others."""
+        left = self._left_over()
+        found: dict[_At, int] = {}
+        if left:
+            shared: dict[_At, _Told] = {}
+            for root in _alive(self.roots):
+                if not any(root is each for each in left):
+                    self._note_root(shared, root)
+            parameters = set()
+            for root in left:
+                held: dict[_At, _Told] = {}
+                self._note_root(held, root)
+                for at, (_, storage) in held.items():
+                    if at not in shared and storage() is not None:
+                        found[at] = storage().nbytes()
+                parameters |= {id(each) for each in self._parameters_of(root)}
+            for optimizer in _alive(self.optimizers):
+                if tensors.parameters(optimizer) <= parameters:
+                    for state in list(optimizer.state.values()):
+                        for value in tensors.within(state):
+                            self._weigh(found, value)
+        total = sum(found.values())
+        if total != self.left_over:
+            self.left_over = total
+            kinds = ", ".join(dict.fromkeys(type(root).__name__ for root in left))
+            self.recorder.add("user", f"left_over={total} bytes, {len(left)}, {kinds}")
 
     def _weigh(self, found: dict[_At, int], value: Any) -> None:
         for at, storage in self._memories(value):
@@ -448,7 +493,7 @@ class AutoMarks:
                 for parameter in group["params"]:
                     self._note_parameter(found, parameter)
             for state in list(optimizer.state.values()):
-                for value in _within(state):
+                for value in tensors.within(state):
                     self._note(found, value, "optimizer state")
         for root in _alive(self.roots):
             self._note_root(found, root)
@@ -469,7 +514,7 @@ class AutoMarks:
 
     def _note_parameter(self, found: dict[_At, _Told], parameter: Any) -> None:
         self._note(found, parameter, "parameters")
-        gradient = _gradient(parameter)
+        gradient = tensors.gradient(parameter)
         if gradient is not None:
             self._note(found, gradient, "gradients")
 
@@ -486,11 +531,11 @@ class AutoMarks:
         """Addresses of a tensor's storage; for one made of others, such as a DTensor or a quantized one, theirs."""
         if not isinstance(value, self.torch.Tensor) or not value.is_cuda:
             return
-        storage, address = _memory(value)
+        storage, address = tensors.memory(value)
         if address:
             yield (value.device.index, address), storage
-        elif depth < _DEPTH:
-            for part in _parts(value):
+        elif depth < tensors.DEPTH:
+            for part in tensors.parts(value):
                 yield from self._memories(part, depth + 1)
 
 
@@ -512,38 +557,6 @@ def _depth() -> int:
     return n
 
 
-def _gradient(parameter: Any) -> Any:
-    """A parameter's gradient.  None for a non-leaf that functional_call() put there: torch warns about its .grad."""
-    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
-
-
-def _n_changes(tensor: Any) -> int:
-    """The tensor's version: its number of in-place changes."""
-    return 0 if tensor.is_inference() else int(tensor._version)
-
-
-def _parameters(optimizer: Any) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
-
-
-def _within(state: Any, depth: int = 0) -> Iterator[Any]:
-    """The values in an optimizer's state for a parameter, also in nested dicts and lists, which may be cyclic."""
-    values = state.values() if isinstance(state, dict) else state
-    for value in list(values) if isinstance(values, _HOLDERS) else ():
-        if not isinstance(value, dict | list | tuple):
-            yield value
-        elif depth < _DEPTH:
-            yield from _within(value, depth + 1)
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    """Are two optimizers of one class, and the parameters of one all among those of the other?"""
-    if type(one) is not type(other):
-        return False
-    a, b = _parameters(one), _parameters(other)
-    return a <= b or b <= a
-
-
 def _retains_graph(
     tensors: Any, grad_tensors: Any, retain_graph: bool, create_graph: bool, *_args: Any
 ) -> bool:
@@ -555,24 +568,6 @@ def _creates_graph(
     tensors: Any, grad_tensors: Any, retain_graph: bool, create_graph: bool, *_args: Any
 ) -> bool:
     return create_graph
-
-
-def _memory(tensor: Any) -> tuple[Any, int]:
-    """A tensor's storage and its address, which is 0 if the tensor has no memory of its own."""
-    try:
-        storage = tensor.untyped_storage()
-        return storage, int(storage.data_ptr())
-    except _NO_ADDRESS:
-        return None, 0
-
-
-def _parts(tensor: Any) -> list[Any]:
-    """The tensors that a subclass without memory of its own is made of, as it declares them to torch.compile."""
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    try:
-        return [getattr(tensor, name) for name in flatten(tensor)[0]] if flatten else []
-    except _NO_ADDRESS:
-        return []
 
 
 def _is_same(before: _Told | None, now: _Told) -> bool:

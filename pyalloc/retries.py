@@ -1,8 +1,9 @@
-"""What an attempt that ran out of memory left behind: its model is still held when the next one has been made."""
+"""Models of earlier attempts or trainings that are still held when the next one has been made."""
 
 from __future__ import annotations
 
 import bisect
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -16,6 +17,31 @@ _SHARE = 0.03  # of what is in use: less is not mentioned
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
+    """What an attempt that ran out of memory left behind; else what trainings did that ended."""
+    retried = list(_retried(analysis))
+    yield from retried or _of_trainings(analysis)
+
+
+def _of_trainings(analysis: Analysis) -> Iterator[Advice]:
+    told = re.match(r"(\d+) bytes, (\d+), (.*)", analysis.notes.get("left_over", ""))
+    if told is None:
+        return
+    held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) in _MODEL)
+    n_bytes, n = min(int(told[1]), held), int(told[2])
+    if n_bytes > _SHARE * analysis.peak.allocated_bytes:
+        models = f"{n} models were" if n > 1 else "A model was"
+        yield Advice(
+            "left_over",
+            f"{models} trained ({told[3]}) and not called with gradients again since another of the same modules was "
+            f"first called; with gradients and optimizer state, {size(n_bytes)} of this are still held. Where each "
+            "training makes its own model, drop the one before: a list of results or a closure may hold it, or a "
+            "reference cycle, which gc.collect() frees. Of models that are still needed, drop gradients and "
+            f"optimizer, or move them to the host until then. That would lower the peak by up to {size(n_bytes)}.",
+            n_bytes,
+        )
+
+
+def _retried(analysis: Analysis) -> Iterator[Advice]:
     """Of the moment at which most of it is held: the peak, or when memory ran out again."""
     errors = [analysis.moments[oom[0]] for oom in analysis.ooms if oom[0] in analysis.moments]
     looked_at = [analysis.peak, *errors] if analysis.ooms else []

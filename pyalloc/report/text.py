@@ -29,6 +29,7 @@ FOUND = (
     "create_graph",
     "doubled_state",
     "unused_gradients",
+    "left_over",
 )  # notes about what the program did: advice reports them
 _NOT_SETTINGS = (  # notes that are shown elsewhere, or only meant for programs
     "command",

@@ -1,4 +1,4 @@
-"""A model that an attempt left behind when it ran out of memory, and what is none."""
+"""A model that an attempt left behind when it ran out of memory, or a training that ended, and what is none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds, pyalloc
+from pyalloc import trace, uses
+from pyalloc.advice import advise
 
 
 def _model(plan: Plan, addr: int, line: int) -> None:
@@ -81,3 +83,69 @@ def test_an_attempt_whose_model_is_in_a_cycle(record: Record) -> None:
     text = kinds(path)["retried"].text
     assert text.startswith(held) and "program.py:8 attempt had" in text
     assert held in " ".join(pyalloc("report", path, "--oom", "last").split())
+
+
+TRAININGS = """
+    import gc, torch
+    from torch import nn
+    gc.disable()
+    kept = []
+    def train(n):
+        model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(n)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+        for step in range(4):
+            model(torch.ones(4, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+        KEEP
+    for _ in range(3):
+        train(4)
+"""
+
+
+@pytest.mark.torch
+def test_models_of_trainings_that_ended(record: Record) -> None:
+    """In a list, or in a cycle with their optimizers, whose steps then no longer are the program's."""
+    after = trace.analyse(record(TRAININGS.replace("KEEP", "del model, optimizer")))
+    assert "left_over" not in {item.kind for item in advise(after)}
+    for keep, n_each in ("kept.append(model)", 2), ("model.me = [model, optimizer]", 3):
+        before = trace.analyse(record(TRAININGS.replace("KEEP", keep)))
+        [told] = [item for item in advise(before) if item.kind == "left_over"]
+        assert told.text.startswith("2 models were trained (Sequential)")
+        assert told.saved_bytes == 2 * n_each * 16 * MIB
+        fell = before.totals["peak_bytes"] - after.totals["peak_bytes"]
+        assert told.saved_bytes == pytest.approx(fell, rel=0.02)
+        assert (
+            len(before.steps) >= 11
+        )  # of 12: one passes before the first optimizer is known to rest
+
+
+@pytest.mark.parametrize(
+    ("calls", "n_left"),
+    [
+        ("aaaabbbb", 1),
+        ("aaaab", 0),  # b may be one that takes turns with it
+        ("abcabcabc", 0),  # as members of an ensemble do
+        ("aaaabbbba", 0),  # it was only waiting
+        ("aaaaBBBB", 0),  # of other modules
+    ],
+)
+def test_which_models_are_left_over(calls: str, n_left: int) -> None:
+    """Each is called once, and a step of its optimizer follows."""
+    seen = uses.Uses()
+    models: dict[str, _Model] = {}
+    for name in calls:
+        if name not in models:
+            models[name] = _Other() if name.isupper() else _Model()
+            seen.begin(models[name])
+        seen.call(models[name])
+        seen.n_steps += 1
+    assert len(seen.left_over(models.values())) == n_left
+
+
+class _Model:
+    def modules(self) -> list[object]:
+        return [self]
+
+
+class _Other(_Model):
+    pass
