@@ -34,21 +34,22 @@ _CALLING = {
 }
 
 
-def _harmless(look: Callable[..., None]) -> Callable[..., None]:
+def _harmless(look: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps exceptions away from the program: the modules and optimizers looked at may be of any class."""
 
     @functools.wraps(look)
-    def call(marks: AutoMarks, *args: Any) -> None:
+    def call(marks: AutoMarks, *args: Any) -> Any:
         if marks.is_blind:
-            return
+            return None
         try:
-            look(marks, *args)
+            return look(marks, *args)
         except Exception as error:
             marks.is_blind = True
             why = (
                 "categories of blocks are no longer recorded, because a module or optimizer raised"
             )
             print(f"pyalloc: {why} {error!r}", file=sys.stderr)
+            return None
 
     return call
 
@@ -440,8 +441,12 @@ class AutoMarks:
             self.recorder.add("user", f"unused_gradients={total} bytes, {', '.join(models[:4])}")
 
     def _left_over(self) -> list[Any]:
-        return self.uses.left_over(_alive(self.roots))
+        roots = _alive(self.roots)  # losses have no parameters
+        return self.uses.left_over(
+            each for each in roots if next(self._parameters_of(each), None) is not None
+        )
 
+    @_harmless
     def _is_left_over(self, optimizer: Any) -> bool:
         """Does it update a model that is not used any more?"""
         mine = tensors.parameters(optimizer)
