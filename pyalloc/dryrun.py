@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyalloc import _bootstrap, console, files, hostcuda, launching, processes, pythons
 from pyalloc.config import PLAN, TORCH_CONF, Config
@@ -50,6 +50,7 @@ class DeviceUse:
     """One device of one process, in bytes.  requested, allocated and reserved are torch's figures, None if unknown.
 
     physical: which of --devices it is; device: its number in the process, which may only see some of them.
+    began_ns, ended_ns: when the process began to use a device (0: unknown), and when it ended.
     """
 
     pid: int
@@ -60,6 +61,16 @@ class DeviceUse:
     peak_requested_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
+    began_ns: int = 0
+    ended_ns: int = 0
+
+
+class Shared(NamedTuple):
+    """A device that several processes used: how many, at most how many at a time, and what their peaks add up to."""
+
+    processes: int
+    at_once: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -122,16 +133,26 @@ class Result:
     unfollowed: bool = False
     no_addresses: bool = False
 
-    def shared(self) -> dict[int, tuple[int, int]]:
-        """Devices that several processes used: how many processes, and the sum of their peaks.
+    def shared(self) -> dict[int, Shared]:
+        """Devices that several processes used at a time.
 
         In a dry run each process has every device to itself; on a card they share it.
         """
-        found: dict[int, tuple[int, int]] = {}
+        users: dict[int, list[DeviceUse]] = {}
         for use in self.devices:
-            n, size = found.get(use.physical, (0, 0))
-            found[use.physical] = (n + 1, size + use.peak_device_bytes)
-        return {device: both for device, both in sorted(found.items()) if both[0] > 1}
+            users.setdefault(use.physical, []).append(use)
+        found = {}
+        for device, uses in sorted(users.items()):
+            # Most are there when one begins.
+            there = [
+                [use for use in uses if use.began_ns <= new.began_ns <= use.ended_ns]
+                for new in uses
+            ]
+            at_once = max(map(len, there))
+            size = max(sum(use.peak_device_bytes for use in each) for each in there)
+            if at_once > 1:
+                found[device] = Shared(len(uses), at_once, size)
+        return found
 
     def to_json(self) -> str:
         """All figures, bytes as integers."""
@@ -289,16 +310,21 @@ def _begun(folder: Path) -> set[int]:
 
 
 def _uses(
-    counters: list[dict[str, Any]], reports: dict[int, dict[str, Any]]
+    counters: list[dict[str, Any]], reports: dict[int, dict[str, Any]], folder: Path
 ) -> Iterator[DeviceUse]:
     """The devices that a process took memory from, by the runtime's counters and, if there are any, torch's figures."""
     for process in counters:
-        told = reports.get(process["pid"], {}).get("devices", {})
+        pid = process["pid"]
+        told = reports.get(pid, {}).get("devices", {})
+        began, ended = (
+            path.stat().st_mtime_ns if path.exists() else 0
+            for path in (folder / f"begun.{pid}", folder / f"device.{pid}.json")
+        )
         for index, device in enumerate(process["devices"]):
             peaks = told.get(str(index), {})
             if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
                 yield DeviceUse(
-                    pid=process["pid"],
+                    pid=pid,
                     device=index,
                     physical=device["physical"],
                     capacity=device["capacity"],
@@ -306,6 +332,8 @@ def _uses(
                     peak_requested_bytes=peaks.get("requested"),
                     peak_allocated_bytes=peaks.get("allocated"),
                     peak_reserved_bytes=peaks.get("reserved"),
+                    began_ns=began,
+                    ended_ns=ended,
                 )
 
 
@@ -317,7 +345,7 @@ def _sum_up(
     counters = _load(folder, "device.*.json")
     told_nothing = begun - {int(process["pid"]) for process in counters}
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
-    uses = tuple(_uses(counters, reports))
+    uses = tuple(_uses(counters, reports, folder))
     untold = {use.pid for use in uses if use.pid not in reports}
     errors = [report["error"] for report in reports.values() if report["error"]]
     errors.sort(key=lambda error: error != OUT_OF_MEMORY)  # other errors may result from it

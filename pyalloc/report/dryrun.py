@@ -64,7 +64,7 @@ def _verdict(result: Result) -> str:
     how = ""
     if result.ooms > 0:
         how = f", after {_errors(result)} that the program caught"
-    elif any(size > result.memory for _, size in result.shared().values()):
+    elif any(each.size > result.memory for each in result.shared().values()):
         how = ", but only if its processes do not peak at the same time"
     return f"fits {memory}{how}"
 
@@ -268,10 +268,11 @@ def _uses(uses: Sequence[DeviceUse]) -> Iterator[str]:
 def _remarks(result: Result) -> list[str]:
     """What differs from a card, or is unknown."""
     found = []
-    for device, (n, size) in result.shared().items():
+    for device, (n, at_once, size) in result.shared().items():
         memory, together = _apart(result.memory, size)
+        most = f", at most {at_once} at a time" * (at_once < n)
         found.append(
-            f"{'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
+            f"{'warning' if size > result.memory else 'note'}: {n} processes used device {device}{most}, each with "
             f"{memory} of its own here; on one card they need up to {together} in total"
         )
     left = result.memory - result.peak_device_bytes

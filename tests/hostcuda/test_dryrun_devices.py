@@ -42,6 +42,24 @@ def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -
     assert "next: pyalloc dryrun --memory 150MiB --devices 2 --allocator pyalloc " in err
 
 
+def test_processes_that_follow_each_other_share_no_device(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """As in a sweep of settings, or after a launcher's restart."""
+    source = """
+        import subprocess, sys
+        child = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", child], check=True)
+    """
+    words = ["--memory", "150MB", sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start(words, tmp_path))
+    assert code == 0, err
+    shown = flat(err)
+    assert shown.count(" device 0: allocated 100.0 MiB") == 2, err
+    assert "at the same time" not in shown and "processes used device" not in shown, err
+
+
 def test_one_of_the_devices_may_be_chosen_by_the_program(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:

@@ -163,6 +163,22 @@ def test_the_verdict_and_what_to_do_first(
     assert re.split(": recordings stay| next: ", text.partition(" first: ")[2])[0] == first
 
 
+def test_only_processes_that_use_a_device_at_a_time_are_added_up() -> None:
+    use = result(8 << 30).devices[0]
+    times = [(10, 40), (20, 50), (60, 90), (70, 80)]  # as of two ranks that are restarted
+    uses = tuple(
+        replace(use, pid=pid, peak_device_bytes=pid << 30, began_ns=began, ended_ns=ended)
+        for pid, (began, ended) in enumerate(times, 1)
+    )
+    text = flat(summary(result(8 << 30, devices=uses)))
+    assert "note: 4 processes used device 0, at most 2 at a time, each with 8.00 GiB" in text
+    assert "they need up to 7.00 GiB in total" in text
+    unknown = (uses[0], replace(uses[1], began_ns=0, ended_ns=100), *uses[2:])
+    text = flat(summary(result(8 << 30, devices=unknown)))
+    assert "warning: 4 processes used device 0, at most 3 at a time" in text
+    assert "they need up to 9.00 GiB in total" in text
+
+
 def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
     said = "with PyTorch 2.8.0, numbers that the program changes in place"
     assert said in flat(summary(result(8 << 30, torch="2.8.0", unfollowed=True)))
