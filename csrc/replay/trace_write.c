@@ -398,6 +398,16 @@ trace_writer_free(struct pya_trace_writer *w) {
     errno = why;
 }
 
+/* Is `part` still the name of this file?  No other writer takes it away while we hold its lock; who began to record and
+ * could not go on does, and may close the file long after another has the name. */
+static bool
+part_is_named(int fd, const char *part) {
+    struct stat ours;
+    struct stat named;
+    return fstat(fd, &ours) == 0 && lstat(part, &named) == 0 && ours.st_dev == named.st_dev &&
+           ours.st_ino == named.st_ino;
+}
+
 pya_status
 pya_trace_close(struct pya_trace_writer *w) {
     if (!trace_is_ours(w)) {
@@ -413,10 +423,12 @@ pya_trace_close(struct pya_trace_writer *w) {
     }
     /* A second descriptor keeps the lock until the file is renamed. */
     const int held = fcntl(w->fd, F_DUPFD_CLOEXEC, 0);
+    const bool is_named = part_is_named(w->fd, w->part);
     if (close(w->fd) != 0 && status == PYA_OK) {
         status = trace_fail_io(w);
     }
-    if (status == PYA_OK && rename(w->part, w->path) != 0) {
+    if (status == PYA_OK && (!is_named || rename(w->part, w->path) != 0)) {
+        errno = is_named ? errno : ENOENT;
         status = trace_fail_io(w);
     }
     if (held >= 0) {
@@ -430,15 +442,6 @@ pya_trace_close(struct pya_trace_writer *w) {
 static bool
 part_is_locked(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-}
-
-/* Is `part` still the name of this file?  Nobody takes it away while we hold its lock. */
-static bool
-part_is_named(int fd, const char *part) {
-    struct stat ours;
-    struct stat named;
-    return fstat(fd, &ours) == 0 && lstat(part, &named) == 0 && ours.st_dev == named.st_dev &&
-           ours.st_ino == named.st_ino;
 }
 
 /* A device, a pipe, a socket or a folder, which must not be replaced.  A symbolic link may be: only the link goes. */

@@ -53,6 +53,27 @@ test_one_writer_for_each_file(void) {
     CHECK_EQ(next_descriptor(), descriptor);
 }
 
+/* A recording that was given up removes its file; its writer may be closed when another one has that name. */
+static void
+test_a_name_that_has_passed_on(void) {
+    char path[128];
+    char part[256];
+    snprintf(path, sizeof path, "%s/passed.pya", folder);
+    snprintf(part, sizeof part, "%s.part", path);
+    struct pya_trace_writer *first = NULL;
+    struct pya_trace_writer *second = NULL;
+    const int descriptor = next_descriptor();
+    CHECK_OK(pya_trace_create(path, false, &first));
+    CHECK_EQ(unlink(part), 0);
+    CHECK_OK(pya_trace_create(path, false, &second));
+    CHECK_EQ(pya_trace_close(first), PYA_E_IO);
+    CHECK_EQ(errno, ENOENT);
+    CHECK_EQ(access(path, F_OK), -1);
+    CHECK_OK(pya_trace_close(second));
+    CHECK_EQ(access(path, F_OK), 0);
+    CHECK_EQ(next_descriptor(), descriptor);
+}
+
 /* Two processes that begin at once, distinguished by their locks like two threads: one of them gets the name. */
 enum { N_RACES = 2000 };
 static pthread_barrier_t race_begins;
@@ -102,6 +123,7 @@ test_two_at_once(void) {
 
 static const struct check_case cases[] = {
     {"one_writer", test_one_writer_for_each_file},
+    {"a_name_that_has_passed_on", test_a_name_that_has_passed_on},
     {"two_at_once", test_two_at_once},
 };
 

@@ -154,10 +154,11 @@ def test_of_two_recordings_that_begin_at_once_one_is_refused(
 
 
 def test_a_recording_whose_thread_cannot_start_leaves_nothing(dry_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The system may allow no further threads.  The next recording is as good as any."""
+    """The system may allow no further threads.  The next recording is as good as any, also if what is left of the first
+    ones goes while it runs."""
     dry_python(
         f"""
-        import os, threading, torch, pyalloc
+        import gc, os, threading, torch, pyalloc
         torch.cuda.init()
         start = threading.Thread.start
 
@@ -165,15 +166,19 @@ def test_a_recording_whose_thread_cannot_start_leaves_nothing(dry_python, tmp_pa
             raise RuntimeError("can't start new thread")
 
         threading.Thread.start = refuse
+        held = []
         for _ in range(2):
             try:
                 with pyalloc.record({str(tmp_path / "out.pya")!r}):
                     raise SystemExit("it recorded")
             except RuntimeError as error:
                 assert "start new thread" in str(error), error
+                held.append(error)
             assert os.listdir({str(tmp_path)!r}) == [] and not torch._C._cuda_isHistoryEnabled()
         threading.Thread.start = start
         with pyalloc.record({str(tmp_path / "out.pya")!r}):
+            held.clear()
+            gc.collect()
             torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
         """
     )
