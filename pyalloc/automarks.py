@@ -456,32 +456,31 @@ class AutoMarks:
 
     @_harmless
     def _tell_left_over(self) -> None:
-        """Notes what models hold that were trained earlier, apart from what they share with others."""
+        """Notes what models hold that were trained earlier."""
         left = self._left_over()
-        found: dict[_At, int] = {}
-        if left:
-            shared: dict[_At, _Told] = {}
-            for root in _alive(self.roots):
-                if not any(root is each for each in left):
-                    self._note_root(shared, root)
-            parameters = set()
-            for root in left:
-                held: dict[_At, _Told] = {}
-                self._note_root(held, root)
-                for at, (_, storage) in held.items():
-                    if at not in shared and storage() is not None:
-                        found[at] = storage().nbytes()
-                parameters |= {id(each) for each in self._parameters_of(root)}
-            for optimizer in _alive(self.optimizers):
-                if tensors.parameters(optimizer) <= parameters:
-                    for state in list(optimizer.state.values()):
-                        for value in tensors.within(state):
-                            self._weigh(found, value)
-        total = sum(found.values())
+        total = self._held_by(left) if left else 0
         if total != self.left_over:
             self.left_over = total
             kinds = ", ".join(dict.fromkeys(type(root).__name__ for root in left))
             self.recorder.add("user", f"left_over={total} bytes, {len(left)}, {kinds}")
+
+    def _held_by(self, models: list[Any]) -> int:
+        """Bytes of models and their optimizers' state, apart from what they share with other models."""
+        held: dict[_At, _Told] = {}
+        shared: dict[_At, _Told] = {}
+        for root in _alive(self.roots):
+            self._note_root(held if any(root is each for each in models) else shared, root)
+        found = {
+            at: storage().nbytes()
+            for at, (_, storage) in held.items()
+            if at not in shared and storage() is not None
+        }
+        parameters = {id(each) for root in models for each in self._parameters_of(root)}
+        for optimizer in _alive(self.optimizers):
+            if tensors.parameters(optimizer) <= parameters:
+                for value in tensors.state(optimizer):
+                    self._weigh(found, value)
+        return sum(found.values())
 
     def _weigh(self, found: dict[_At, int], value: Any) -> None:
         for at, storage in self._memories(value):
@@ -497,9 +496,8 @@ class AutoMarks:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._note_parameter(found, parameter)
-            for state in list(optimizer.state.values()):
-                for value in tensors.within(state):
-                    self._note(found, value, "optimizer state")
+            for value in tensors.state(optimizer):
+                self._note(found, value, "optimizer state")
         for root in _alive(self.roots):
             self._note_root(found, root)
         for at, told in found.items():

@@ -25,6 +25,12 @@ def parameters(optimizer: Any) -> set[int]:
     return {id(each) for group in optimizer.param_groups for each in group["params"]}
 
 
+def state(optimizer: Any) -> Iterator[Any]:
+    """The values in an optimizer's state, for all of its parameters."""
+    for of_one in list(optimizer.state.values()):
+        yield from within(of_one)
+
+
 def within(state: Any, depth: int = 0) -> Iterator[Any]:
     """The values in an optimizer's state for a parameter, also in nested dicts and lists, which may be cyclic."""
     values = state.values() if isinstance(state, dict) else state

@@ -26,8 +26,7 @@ class Uses:
         self.last.pop(id(root), None)
 
     def call(self, root: Any) -> None:
-        """A model is called with gradients on."""
-        self.first.setdefault(id(root), self.n_steps)
+        """A model that has begun is called with gradients on."""
         self.last[id(root)] = self.n_steps
 
     def left_over(self, roots: Iterable[Any]) -> list[Any]:

@@ -19,58 +19,66 @@ next_descriptor(void) {
     return fd;
 }
 
+/* A trace, and its name while it is written. */
+struct file {
+    char path[128];
+    char part[256];
+};
+
+static struct file
+file_called(const char *name) {
+    struct file file;
+    snprintf(file.path, sizeof file.path, "%s/%s", folder, name);
+    snprintf(file.part, sizeof file.part, "%s.part", file.path);
+    return file;
+}
+
 /* A file that is being written stays its writer's, with or without overwriting, also if the other may not read it and
  * so cannot see that.  A file that nobody writes any more is replaced. */
 static void
 test_one_writer_for_each_file(void) {
-    char path[128];
-    char part[256];
-    snprintf(path, sizeof path, "%s/shared.pya", folder);
-    snprintf(part, sizeof part, "%s.part", path);
+    const struct file file = file_called("shared.pya");
     struct pya_trace_writer *first = NULL;
     struct pya_trace_writer *second = NULL;
     const int descriptor = next_descriptor();
-    CHECK_OK(pya_trace_create(path, false, &first));
-    CHECK_EQ(pya_trace_create(path, false, &second), PYA_E_BUSY);
-    CHECK_EQ(pya_trace_create(path, true, &second), PYA_E_BUSY);
-    CHECK(chmod(folder, 0777) == 0 && chmod(part, 0) == 0);
+    CHECK_OK(pya_trace_create(file.path, false, &first));
+    CHECK_EQ(pya_trace_create(file.path, false, &second), PYA_E_BUSY);
+    CHECK_EQ(pya_trace_create(file.path, true, &second), PYA_E_BUSY);
+    CHECK(chmod(folder, 0777) == 0 && chmod(file.part, 0) == 0);
     const bool is_root = geteuid() == 0;
     if (!is_root || seteuid(65534) == 0) { /* nobody; some containers have one user only */
-        CHECK_EQ(pya_trace_create(path, true, &second), PYA_E_IO);
+        CHECK_EQ(pya_trace_create(file.path, true, &second), PYA_E_IO);
         CHECK_EQ(errno, EACCES);
         CHECK(!is_root || seteuid(0) == 0);
     }
     struct pya_trace_event event = {.kind = PYA_TRACE_SNAPSHOT};
     CHECK_OK(pya_trace_write(first, &event));
     CHECK_OK(pya_trace_close(first));
-    CHECK_OK(pya_trace_create(path, true, &second));
+    CHECK_OK(pya_trace_create(file.path, true, &second));
     CHECK_OK(pya_trace_close(second));
-    FILE *left = fopen(part, "w");
+    FILE *left = fopen(file.part, "w");
     CHECK(left != NULL && fclose(left) == 0);
-    CHECK_OK(pya_trace_create(path, true, &second));
+    CHECK_OK(pya_trace_create(file.path, true, &second));
     CHECK_OK(pya_trace_close(second));
-    CHECK_EQ(access(part, F_OK), -1);
+    CHECK_EQ(access(file.part, F_OK), -1);
     CHECK_EQ(next_descriptor(), descriptor);
 }
 
 /* A recording that was given up removes its file; its writer may be closed when another one has that name. */
 static void
 test_a_name_that_has_passed_on(void) {
-    char path[128];
-    char part[256];
-    snprintf(path, sizeof path, "%s/passed.pya", folder);
-    snprintf(part, sizeof part, "%s.part", path);
+    const struct file file = file_called("passed.pya");
     struct pya_trace_writer *first = NULL;
     struct pya_trace_writer *second = NULL;
     const int descriptor = next_descriptor();
-    CHECK_OK(pya_trace_create(path, false, &first));
-    CHECK_EQ(unlink(part), 0);
-    CHECK_OK(pya_trace_create(path, false, &second));
+    CHECK_OK(pya_trace_create(file.path, false, &first));
+    CHECK_EQ(unlink(file.part), 0);
+    CHECK_OK(pya_trace_create(file.path, false, &second));
     CHECK_EQ(pya_trace_close(first), PYA_E_IO);
     CHECK_EQ(errno, ENOENT);
-    CHECK_EQ(access(path, F_OK), -1);
+    CHECK_EQ(access(file.path, F_OK), -1);
     CHECK_OK(pya_trace_close(second));
-    CHECK_EQ(access(path, F_OK), 0);
+    CHECK_EQ(access(file.path, F_OK), 0);
     CHECK_EQ(next_descriptor(), descriptor);
 }
 

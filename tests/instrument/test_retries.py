@@ -114,9 +114,8 @@ def test_models_of_trainings_that_ended(record: Record) -> None:
         assert told.saved_bytes == 2 * n_each * 16 * MIB
         fell = before.totals["peak_bytes"] - after.totals["peak_bytes"]
         assert told.saved_bytes == pytest.approx(fell, rel=0.02)
-        assert (
-            len(before.steps) >= 11
-        )  # of 12: one passes before the first optimizer is known to rest
+        # Of 12: one passes before the first optimizer is known to rest.
+        assert len(before.steps) >= 11
 
 
 @pytest.mark.parametrize(
