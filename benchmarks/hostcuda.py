@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from pyalloc import _bootstrap, hostcuda
-from pyalloc.config import ENVIRONMENT, PLAN, TORCH_CONF
+from pyalloc import _bootstrap
+from pyalloc.common.config import ENVIRONMENT, PLAN, TORCH_CONF
 from pyalloc.errors import PyallocError
+from pyalloc.outside import hostcuda
 
 #: variables that would change the measured allocator or its settings
 OF_THE_CALLER = (

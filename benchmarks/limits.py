@@ -22,7 +22,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from pyalloc import _core
-from pyalloc.moments import PAGE
+from pyalloc.traces.moments import PAGE
 
 LIMITS = (1.0, 1.02, 1.05, 1.1, 1.3)
 

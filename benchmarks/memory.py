@@ -44,11 +44,11 @@ from benchmarks.helping import HelpFormatter
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
-from pyalloc.caveats import STATE_ONLY, UNMODELLED, is_from_torch, notes_of
+from pyalloc.common.folding import clip
 from pyalloc.errors import PyallocError
-from pyalloc.folding import clip
-from pyalloc.moments import PAGE
 from pyalloc.trace import as_trace_file
+from pyalloc.traces.caveats import STATE_ONLY, UNMODELLED, is_from_torch, notes_of
+from pyalloc.traces.moments import PAGE
 
 NEIGHBOURS = 32
 #: what "ample" is in csrc/replay/replay.c

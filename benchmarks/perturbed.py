@@ -26,7 +26,7 @@ from benchmarks.policies import PARTS
 from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS
 from pyalloc import _core, trace
-from pyalloc.convert import KINDS
+from pyalloc.traces.convert import KINDS
 
 N_GUESTS = 6
 MOST_GUEST = 3 << 19

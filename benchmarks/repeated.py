@@ -38,7 +38,7 @@ from benchmarks.memory import Progress, commit
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.trained import Card, HostRuntime
 from pyalloc import planning
-from pyalloc.config import PLAN
+from pyalloc.common.config import PLAN
 
 PLANNED = "planned"  # pyalloc with a plan
 N_RECORDED = 4  # steps

@@ -27,7 +27,7 @@ from benchmarks.helping import HelpFormatter
 from benchmarks.memory import commit
 from benchmarks.torch_replay import ROOT
 from pyalloc import _core
-from pyalloc.convert import KINDS
+from pyalloc.traces.convert import KINDS
 
 MIB = 2**20
 COMMANDS = {

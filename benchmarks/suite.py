@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.helping import HelpFormatter
 from benchmarks.workloads.generated import GENERATED, Operation
 from pyalloc import _core
-from pyalloc.convert import KINDS
+from pyalloc.traces.convert import KINDS
 
 TRACES = Path(__file__).resolve().parent / "traces"
 

@@ -43,7 +43,7 @@ from benchmarks.card import smi
 from benchmarks.helping import HelpFormatter
 from benchmarks.memory import Progress, commit
 from benchmarks.workloads.record import names
-from pyalloc.folding import clip
+from pyalloc.common.folding import clip
 
 ALLOCATORS = ("native", "expandable", "async", "pyalloc")
 #: fewer steps on a card for loops that would take long there: mixture's 900 are about a million small kernels and take

@@ -6,7 +6,7 @@
 
 typedef unsigned long long ull;
 
-/* ---- blocks: there may be millions, so a row holds exactly the fields of pyalloc.moments.Block ---- */
+/* ---- blocks: there may be millions, so a row holds exactly the fields of pyalloc.traces.moments.Block ---- */
 
 enum { BLOCK_FIELDS = 16 };
 

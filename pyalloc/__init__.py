@@ -3,8 +3,8 @@
 (PYTEST_DONT_REWRITE: under `pyalloc run` this is imported before pytest, which would warn about it.)
 """
 
-from pyalloc import starting  # noqa: F401  # first: for what it does
-from pyalloc.config import Config
+from pyalloc.common import starting  # noqa: F401  # first: for what it does
+from pyalloc.common.config import Config
 from pyalloc.errors import (
     AllocatorError,
     ConfigError,
@@ -16,12 +16,12 @@ from pyalloc.errors import (
     UsageError,
 )
 from pyalloc.figures import add_scalars, scalars, stats
+from pyalloc.inside.recording import record
 from pyalloc.install import Handle, install, status, uninstall
 from pyalloc.limits import get_limit, on_pressure, reserve, set_limit, trim
 from pyalloc.marks import phase, step
 from pyalloc.notebook import load_ipython_extension
 from pyalloc.pools import pool
-from pyalloc.recording import record
 from pyalloc.tables import memory_table, snapshot
 
 __version__ = "0.1.0"  # pyproject.toml reads it here

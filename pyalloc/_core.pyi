@@ -192,13 +192,13 @@ class Scan:
 
     Texts and stacks are numbers for text() and frames().  moments: ascending numbers of events, at each of which the
     live blocks and the segments are kept.  window: bins only of these events, and spans(): the largest blocks alive in
-    it.  ranges: begins and ends in turns, ascending, of events that told() tells one by one, as pyalloc.told.Told
+    it.  ranges: begins and ends in turns, ascending, of events that told() tells one by one, as told.Told
     holds them.  short_life: blocks freed before so many further requests of their device are temporary, which stacks(),
-    stackless() and totals()["device_peak_lasting"] tell of.  Rows of blocks are what pyalloc.moments.Block holds,
+    stackless() and totals()["device_peak_lasting"] tell of.  Rows of blocks are what moments.Block holds,
     those of a moment by device and address; pending(): what was freed then, and waited for other streams.  sizes():
     requests and their bytes, by the highest bit of what was asked for.  growths(): of the whole trace, as
-    pyalloc.reserved.Piece holds them.  marks: ascending moments, between which stays() tells who held memory, as
-    pyalloc.stays.Stay holds them.  around: a moment; heights(): moments, and how much was allocated at most from each
+    reserved.Piece holds them.  marks: ascending moments, between which stays() tells who held memory, as
+    stays.Stay holds them.  around: a moment; heights(): moments, and how much was allocated at most from each
     to the next; between two no phase and no step begins or ends, nor anything that is alive at that moment.
     """
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyalloc import _core, reading
-from pyalloc.analysis import Analysis
-from pyalloc.convert import ALLOCATED, KINDS, NAMES, PENDING, Pool, Range, cut
-from pyalloc.moments import Block, moments_of
-from pyalloc.pickles import SnapshotWriter
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.traces.convert import ALLOCATED, KINDS, NAMES, PENDING, Pool, Range, cut
+from pyalloc.traces.moments import Block, moments_of
+from pyalloc.traces.pickles import SnapshotWriter
 
 _TORCH = frozenset(
     (

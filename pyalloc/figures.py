@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyalloc import _core
-from pyalloc.devices import index_of
+from pyalloc.inside.devices import index_of
 
 if TYPE_CHECKING:
-    from pyalloc.devices import Device
+    from pyalloc.inside.devices import Device
 
 _KEYS = (
     "allocated_bytes.all.current",

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyalloc import _core, hooks
+from pyalloc import _core
 from pyalloc._bootstrap.importing import after_import
-from pyalloc.config import ENVIRONMENT, TORCH_CONF, Config, Value
+from pyalloc.common.config import ENVIRONMENT, TORCH_CONF, Config, Value
+from pyalloc.common.folding import folded
 from pyalloc.errors import ConfigError, InstallError
-from pyalloc.folding import folded
+from pyalloc.inside import hooks
 
 NO_DEVICE = "torch sees no CUDA device"
 _NO_TORCH = "torch is not installed"

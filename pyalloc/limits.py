@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyalloc import _core
-from pyalloc.config import Config, option_text
-from pyalloc.devices import index_of
+from pyalloc.common.config import Config, option_text
 from pyalloc.errors import ConfigError
+from pyalloc.inside.devices import index_of
 
 if TYPE_CHECKING:
-    from pyalloc.devices import Device
+    from pyalloc.inside.devices import Device
 
 Size = int | str
 Callback = Callable[[int, int], object]

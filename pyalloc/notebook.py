@@ -98,7 +98,7 @@ class _Cells:
     def run(self, args: argparse.Namespace, cell: str) -> Any:
         """Records the CUDA memory of this cell and shows the report, also if the cell fails."""
         __tracebackhide__ = True
-        from pyalloc import recording
+        from pyalloc.inside import recording
 
         codes = self._compiled(cell)
         before = _figures()
@@ -120,7 +120,7 @@ class _Cells:
         return None if cell.rstrip().endswith(";") else value
 
     def _path(self) -> Path:
-        from pyalloc import files
+        from pyalloc.common import files
 
         if self.folder is None:
             self.folder = files.temporary_folder("pyalloc-")
@@ -150,8 +150,10 @@ class _Cells:
         return codes
 
     def _report(self, path: Path, args: argparse.Namespace, before: tuple[int, int]) -> None:
-        from pyalloc import console, source, trace
+        from pyalloc import trace
+        from pyalloc.common import console
         from pyalloc.report import cell, html
+        from pyalloc.traces import source
 
         source.name_files(_names(self.shell))
         try:
@@ -177,10 +179,11 @@ class _Line:
 
     def run(self, args: argparse.Namespace) -> None:
         """Says what CUDA memory is in use, and how much of it IPython itself holds."""
-        from pyalloc import console, live
+        from pyalloc.common import console
+        from pyalloc.common.units import size
+        from pyalloc.inside import live
         from pyalloc.report.live import screen
         from pyalloc.report.text import wrapped
-        from pyalloc.units import size
 
         before, _ = _figures()
         if args.free:
@@ -244,7 +247,7 @@ def _figures() -> tuple[int, int]:
 
 def _held(names: dict[str, Any]) -> list[str]:
     """A sentence each: about outputs that no variable holds, and about the variables of the last error."""
-    from pyalloc.units import size
+    from pyalloc.common.units import size
 
     outputs = {f"Out[{n}]": _storages([value]) for n, value in names.get("Out", {}).items()}
     of_error = _storages(_variables_of_error(names))

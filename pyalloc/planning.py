@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, ranked, trace
-from pyalloc.caveats import has_beginning
-from pyalloc.convert import NAMES
+from pyalloc import _core, trace
+from pyalloc.common import ranked
 from pyalloc.errors import PlanError
+from pyalloc.traces.caveats import has_beginning
+from pyalloc.traces.convert import NAMES
 
 Progress = Callable[[int, int], object]
 

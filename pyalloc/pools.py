@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyalloc.devices import index_of
 from pyalloc.errors import AllocatorError
+from pyalloc.inside.devices import index_of
 from pyalloc.limits import Size, get_limit, set_limit
 
 if TYPE_CHECKING:
-    from pyalloc.devices import Device
+    from pyalloc.inside.devices import Device
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from pyalloc.units import size
+from pyalloc.common.units import size
 
 _LEAK_BYTES = 1 << 20  # caches of libraries are smaller
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
@@ -89,8 +89,8 @@ def _in_use(torch: Any) -> list[int]:
 
 def _size_of(item: pytest.Item, name: str) -> int | None:
     """The size in bytes that a mark sets as the limit; None without the mark."""
+    from pyalloc.common.units import parse_bytes
     from pyalloc.errors import UsageError
-    from pyalloc.units import parse_bytes
 
     mark = item.get_closest_marker(name)
     if mark is None:
@@ -223,8 +223,8 @@ class _Recording:
         torch.cuda._lazy_call(self._begin)
 
     def _begin(self) -> None:
-        from pyalloc import recording
         from pyalloc.errors import PyallocError
+        from pyalloc.inside import recording
 
         if self.is_over:
             return
@@ -257,7 +257,8 @@ class _Recording:
 
     def lines(self, *, at_end: bool) -> str:
         """Which lines hold most, at the peak or of what is left, for a failure's message."""
-        from pyalloc import console, trace
+        from pyalloc import trace
+        from pyalloc.common import console
         from pyalloc.report import text
 
         if self.recorder is None:
@@ -328,7 +329,7 @@ def _mib(n_bytes: int) -> str:
 
 def _made() -> int:
     """Number of requests so far, on all devices."""
-    from pyalloc.eventsources import made
+    from pyalloc.inside.eventsources import made
 
     return made()[0]
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyalloc import _core, source, trace
-from pyalloc.convert import NAMES
-from pyalloc.source import Frame
+from pyalloc import _core, trace
+from pyalloc.traces import source
+from pyalloc.traces.convert import NAMES
+from pyalloc.traces.source import Frame
 
 Progress = Callable[[int, int], object]
 FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")

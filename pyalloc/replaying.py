@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyalloc import _core
+from pyalloc.common.units import parse_bytes
 from pyalloc.errors import UsageError
-from pyalloc.moments import PAGE
-from pyalloc.units import parse_bytes
+from pyalloc.traces.moments import PAGE
 
 Progress = Callable[[int, int], object]
 

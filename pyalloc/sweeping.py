@@ -39,7 +39,8 @@ def points(
 
 def run_point(point: Point) -> dict[str, Any]:
     """Runs one replay, in whatever process this is.  If it fails, "error" says why, and the others can go on."""
-    from pyalloc import caveats, trace
+    from pyalloc import trace
+    from pyalloc.traces import caveats
 
     try:
         with trace.program(Path(point.path)) as program:

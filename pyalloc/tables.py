@@ -6,9 +6,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyalloc import files, marks, snapshots
-from pyalloc.folding import column
-from pyalloc.units import MIB
+from pyalloc import marks
+from pyalloc.common import files
+from pyalloc.common.folding import column
+from pyalloc.common.units import MIB
+from pyalloc.inside import snapshots
 
 
 @dataclass(frozen=True)

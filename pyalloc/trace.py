@@ -14,14 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, asked, console, files, findings, pickles, ranges, ranked, source, stays
-from pyalloc.analysis import Analysis
-from pyalloc.caveats import n_before, notes_of
-from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
+from pyalloc import _core
+from pyalloc.analysis import asked, findings
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common import console, files, ranked
 from pyalloc.errors import TraceError, UsageError
-from pyalloc.moments import STEP, Moment, moments_of
-from pyalloc.told import Told, around, joined, shown
-from pyalloc.turns import begin_of, begins_of, looked_at, numbers_of, turns_of
+from pyalloc.traces import pickles, ranges, source, stays
+from pyalloc.traces.caveats import n_before, notes_of
+from pyalloc.traces.convert import KINDS, EventWriter, Mark, state_before, with_frees
+from pyalloc.traces.moments import STEP, Moment, moments_of
+from pyalloc.traces.told import Told, around, joined, shown
+from pyalloc.traces.turns import begin_of, begins_of, looked_at, numbers_of, turns_of
 
 MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 
 from pyalloc import reading, trace
-from pyalloc.analysis import Analysis
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common.folding import clip
+from pyalloc.common.units import size
 from pyalloc.errors import UsageError
-from pyalloc.facts import time_of
-from pyalloc.folding import clip
-from pyalloc.turns import begin_of, numbers_of
-from pyalloc.units import size
+from pyalloc.traces.facts import time_of
+from pyalloc.traces.turns import begin_of, numbers_of
 
 FORMS = "peak, end, oom, step:N (its beginning), a time after the first event such as 90s, or an event's number"
 SEVERAL = "oom:2 and oom:last are later out-of-memory errors; if several steps have number N, step:N is the last"

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import warm
 
-from pyalloc import _bootstrap, hostcuda
+from pyalloc import _bootstrap
+from pyalloc.outside import hostcuda
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]  # what the fixtures of conftest.py give
 

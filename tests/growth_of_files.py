@@ -15,7 +15,7 @@ from typing import Any
 from growth import left_by
 
 from pyalloc import _core
-from pyalloc.convert import KINDS
+from pyalloc.traces.convert import KINDS
 
 MIB = 1 << 20
 PLAN = struct.pack("6Q", 0, 1, 1, 0, 2 * MIB, 1)

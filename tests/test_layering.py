@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -164,16 +166,88 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-REPORT_FILES = sorted((PACKAGE / "report").glob("*.py"))
+# Rooms of the Python package, and what they may import while they are imported, besides the extension and `errors`:
+# other rooms, or modules outside of rooms, which are the public ones.
+PYTHON_ROOMS = {
+    "_bootstrap": set(),
+    "common": {"_bootstrap"},
+    "traces": {"common"},
+    "analysis": {"common", "traces"},
+    "inside": {"_bootstrap", "common", "traces", "marks"},
+    "outside": {"_bootstrap", "common", "inside", "install"},
+    "report": {"common", "traces", "analysis", "outside"},
+    "ops": {"common"},
+    "distributions": {"ops"},
+}
+# What they may import in a function, too.
+LATE = {"_bootstrap": {"inside", "install"}, "inside": {"report", "trace"}}
+FOR_ALL = {"_core", "errors", "__version__"}
+PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
+ROOM_FILES = [path for path in PYTHON_FILES if path.relative_to(PACKAGE).parts[0] in PYTHON_ROOMS]
 
 
-@pytest.mark.parametrize("path", REPORT_FILES, ids=lambda path: path.name)
-def test_reports_are_pure(path: Path) -> None:
-    """Data in, text out: a report needs neither torch nor the allocator."""
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def from_package(path: Path, *, late: bool) -> Iterator[str]:
+    """What a file imports from pyalloc, without that name: while it is imported, or late, in a function."""
+
+    def walk(node: ast.AST, inside: bool) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            within = inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if within == late and isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif within == late and isinstance(child, ast.ImportFrom) and child.module:
+                yield from (f"{child.module}.{alias.name}" for alias in child.names)
+            yield from walk(child, within)
+
+    for name in walk(ast.parse(path.read_text()), False):
+        if name.startswith("pyalloc."):
+            yield name.removeprefix("pyalloc.")
+
+
+@pytest.mark.parametrize("path", ROOM_FILES, ids=module_of)
+def test_python_rooms_keep_to_themselves(path: Path) -> None:
+    here = path.relative_to(PACKAGE).parts[0]
+    allowed = PYTHON_ROOMS[here] | FOR_ALL | {here}
+    for late, others in ((False, set()), (True, LATE.get(here, set()))):
+        for target in from_package(path, late=late):
+            assert target.split(".")[0] in allowed | others, f"{module_of(path)} imports {target}"
+
+
+def test_every_python_folder_is_a_room() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert folders == {
+        *PYTHON_ROOMS,
+        "cli",
+    }  # the command line may import all, and only __main__ imports it
+
+
+def test_no_python_import_cycles() -> None:
+    files = {module_of(path): path for path in PYTHON_FILES}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        targets = {f"pyalloc.{name}" for name in from_package(path, late=False)}
+        graph[module] = {
+            target if target in files else target.rpartition(".")[0] for target in targets
+        } - {"pyalloc"}
+    assert len(graph) > 100
+    # raises CycleError, which names the modules
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+PURE = ("common", "traces", "analysis", "report")
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in ROOM_FILES if p.relative_to(PACKAGE).parts[0] in PURE], ids=module_of
+)
+def test_rooms_that_read_recordings_need_no_torch(path: Path) -> None:
+    """Data in, data or text out: neither torch nor the allocator is there when a recording is read."""
     for module in imported(path):
-        assert not module.startswith(
-            ("torch", "pyalloc.install", "pyalloc.hooks", "pyalloc.cli")
-        ), module
+        assert not module.startswith(("torch", "pyalloc.install", "pyalloc.inside")), module
 
 
 def test_importing_pyalloc_does_not_import_torch(run_python) -> None:  # type: ignore[no-untyped-def]

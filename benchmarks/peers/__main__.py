@@ -39,7 +39,7 @@ from benchmarks.speed import measure, patterns
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, Died, TorchReplay
 from pyalloc import _core
-from pyalloc.moments import PAGE
+from pyalloc.traces.moments import PAGE
 
 #: pairs per pattern: some libraries take a millisecond for one
 PAIRS = 20_000

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.workloads.generated import MIB, Operation, log_size
-from pyalloc.moments import rounded
+from pyalloc.traces.moments import rounded
 
 #: streams by number: where the model runs, where inputs arrive, where gradients are exchanged
 MODEL, INPUT, EXCHANGE = range(3)

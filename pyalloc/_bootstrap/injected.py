@@ -56,7 +56,7 @@ def _answer(asked: Any) -> Any:
         return {"error": "it has not imported torch, so there is no CUDA memory to record"}
     try:
         _load(asked["folder"])
-        from pyalloc import attached
+        from pyalloc.inside import attached
     except Exception as error:
         text = "pyalloc could not be loaded there (Python " + found + "): " + repr(error)
         file = getattr(sys.modules.get("pyalloc"), "__file__", None)

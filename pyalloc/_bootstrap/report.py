@@ -185,7 +185,7 @@ def _write(state: _Watch) -> None:
 
 
 def _write_file(final: Path, text: str) -> None:
-    # Does not use pyalloc.files: the program may run in an environment without pyalloc.
+    # Does not use pyalloc.common.files: the program may run in an environment without pyalloc.
     partial = final.with_suffix(".partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(partial, flags, 0o600), "w") as file:

@@ -25,7 +25,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from pyalloc import __version__, console, starting
+from pyalloc import __version__
+from pyalloc.common import console, starting
 from pyalloc.errors import PyallocError
 
 # The levels of timelines, and the mark for what was left out, in a terminal without Unicode.

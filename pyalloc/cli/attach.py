@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyalloc import attach, autorecord, console, live, processes, recorded
+from pyalloc.common import console, processes, recorded
+from pyalloc.common.units import size
 from pyalloc.errors import UsageError
-from pyalloc.units import size
+from pyalloc.inside import autorecord, live
+from pyalloc.outside import attach
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 7 * 86400.0

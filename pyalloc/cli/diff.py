@@ -6,14 +6,16 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from pyalloc import console, leaks, trace
-from pyalloc.analysis import Analysis
-from pyalloc.comparing import Comparison, Side
+from pyalloc import trace
+from pyalloc.analysis import leaks
+from pyalloc.analysis.comparing import Comparison, Side
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common import console
+from pyalloc.common.units import parse_allowance, size
 from pyalloc.errors import UsageError
-from pyalloc.moments import Moment
 from pyalloc.report import compared, comparison, text
-from pyalloc.turns import begin_of, begins_of, numbers_of
-from pyalloc.units import parse_allowance, size
+from pyalloc.traces.moments import Moment
+from pyalloc.traces.turns import begin_of, begins_of, numbers_of
 
 
 class Command:

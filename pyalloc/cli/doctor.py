@@ -10,9 +10,9 @@ import warnings
 from typing import Any
 
 from pyalloc import __version__, _core
-from pyalloc.config import ENVIRONMENT, Config
+from pyalloc.common.config import ENVIRONMENT, Config
+from pyalloc.common.folding import folded
 from pyalloc.errors import ConfigError
-from pyalloc.folding import folded
 from pyalloc.install import NO_DEVICE, install, status
 
 

@@ -8,9 +8,12 @@ import os
 import sys
 from pathlib import Path
 
-from pyalloc import autorecord, console, dryrun, launching, replaying
-from pyalloc.config import PLAN
+from pyalloc import replaying
+from pyalloc.common import console
+from pyalloc.common.config import PLAN
 from pyalloc.errors import UsageError
+from pyalloc.inside import autorecord
+from pyalloc.outside import dryrun, launching
 from pyalloc.report.dryrun import summary
 from pyalloc.report.text import wrapped
 

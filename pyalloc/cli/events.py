@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, trace, when
-from pyalloc.analysis import Analysis
-from pyalloc.folding import clip
+from pyalloc import trace, when
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common import console
+from pyalloc.common.folding import clip
+from pyalloc.common.units import size
 from pyalloc.report import text
-from pyalloc.told import Told
-from pyalloc.units import size
+from pyalloc.traces.told import Told
 
 
 class Command:

@@ -7,9 +7,10 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from pyalloc import console, export, trace
-from pyalloc.caveats import gap_of
+from pyalloc import export, trace
+from pyalloc.common import console
 from pyalloc.errors import UsageError
+from pyalloc.traces.caveats import gap_of
 
 _THEN = {
     "torch": "open it at pytorch.org/memory_viz, or run: python -m torch.cuda._memory_viz trace_plot {}",

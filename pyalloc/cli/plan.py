@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, console, planning, ranked, recorded, replaying, trace
-from pyalloc.allocators import PLANNED
-from pyalloc.caveats import gap_of, notes_of
+from pyalloc import _core, planning, replaying, trace
+from pyalloc.analysis.allocators import PLANNED
+from pyalloc.common import console, ranked, recorded
+from pyalloc.common.units import size
 from pyalloc.errors import PlanError, UsageError
-from pyalloc.moments import PAGE
 from pyalloc.report import text
-from pyalloc.units import size
+from pyalloc.traces.caveats import gap_of, notes_of
+from pyalloc.traces.moments import PAGE
 
 _FEW = 0.01  # of all bytes: less is not mentioned
 _LEAST_PLACED = 1 / 2  # of live bytes: a program that died early repeats itself within a step

@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, planning, replaying, trace
-from pyalloc.caveats import notes_of, of_replays, unseen
-from pyalloc.config import ENVIRONMENT, Config
+from pyalloc import planning, replaying, trace
+from pyalloc.common import console
+from pyalloc.common.config import ENVIRONMENT, Config
+from pyalloc.common.units import size
 from pyalloc.errors import TraceError
 from pyalloc.report import text
-from pyalloc.units import size
+from pyalloc.traces.caveats import notes_of, of_replays, unseen
 
 
 class Command:

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pyalloc import advice, allocators, console, leaks, planning, replaying, trace
-from pyalloc.analysis import Analysis
+from pyalloc import planning, replaying, trace
+from pyalloc.analysis import advice, allocators, leaks
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common import console
 from pyalloc.errors import PlanError, TraceError, UsageError
 from pyalloc.report import data, html, ranks, text
 

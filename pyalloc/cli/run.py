@@ -7,10 +7,11 @@ import os
 import signal
 from pathlib import Path
 
-from pyalloc import autorecord, launching, live
 from pyalloc._bootstrap import INSTALL, environment
-from pyalloc.config import ENVIRONMENT, PLAN, Config, environment_text
+from pyalloc.common.config import ENVIRONMENT, PLAN, Config, environment_text
+from pyalloc.inside import autorecord, live
 from pyalloc.install import check_torch_settings
+from pyalloc.outside import launching
 
 
 class Command:

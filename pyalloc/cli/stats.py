@@ -6,10 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, live, trace
+from pyalloc import trace
+from pyalloc.common import console
+from pyalloc.common.units import size
 from pyalloc.errors import UsageError
+from pyalloc.inside import live
 from pyalloc.report import data, text
-from pyalloc.units import size
 
 _LINES = 5
 

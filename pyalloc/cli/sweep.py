@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pyalloc import console, replaying, sweeping
+from pyalloc import replaying, sweeping
+from pyalloc.common import console
+from pyalloc.common.folding import column
+from pyalloc.common.units import size
 from pyalloc.errors import UsageError
-from pyalloc.folding import column
 from pyalloc.report.text import hung, wrapped
-from pyalloc.units import size
 
 
 class Command:

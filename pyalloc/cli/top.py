@@ -8,14 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyalloc import asked, console, leaks, trace, when
-from pyalloc.analysis import Analysis
+from pyalloc import trace, when
+from pyalloc.analysis import asked, leaks
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common import console
+from pyalloc.common.folding import clip
+from pyalloc.common.units import size
 from pyalloc.errors import UsageError
-from pyalloc.facts import Row
-from pyalloc.folding import clip
-from pyalloc.moments import Moment
 from pyalloc.report import data, stacks, text
-from pyalloc.units import size
+from pyalloc.traces.facts import Row
+from pyalloc.traces.moments import Moment
 
 _GROUPS = (
     *("contributor", "line", "function", "module", "category", "size", "label", "stream", "thread"),

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyalloc import files
 from pyalloc._core import op_call
+from pyalloc.common import files
 from pyalloc.errors import OpError
 from pyalloc.ops._library import Call, address, library, packer
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from pyalloc.advice import advise
-from pyalloc.analysis import Analysis
+from pyalloc.analysis.advice import advise
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common.units import size
 from pyalloc.report.text import rows, sparkline, wrapped
-from pyalloc.units import size
 
 _LINES = 6
 _ADVICE = 3

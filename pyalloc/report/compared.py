@@ -6,11 +6,11 @@ from dataclasses import asdict
 from itertools import starmap
 from typing import Any
 
-from pyalloc import leaks
-from pyalloc.comparing import Change, Comparison, phase_of
-from pyalloc.folding import clip
+from pyalloc.analysis import leaks
+from pyalloc.analysis.comparing import Change, Comparison, phase_of
+from pyalloc.common.folding import clip
+from pyalloc.common.units import size
 from pyalloc.report.text import hung, wrapped
-from pyalloc.units import size
 
 _NAME_LINES = 6  # nearly always the whole name: two names may differ only at their ends
 _LONGEST = 60  # characters of a setting

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyalloc import aligned, leaks
-from pyalloc.comparing import Comparison, Side, phase_of
+from pyalloc.analysis import aligned, leaks
+from pyalloc.analysis.comparing import Comparison, Side, phase_of
+from pyalloc.common.units import size
 from pyalloc.report import compared
 from pyalloc.report.parts import MOST_STACKS, Stacks, filled
-from pyalloc.units import size
 
 _TOP = 100  # rows of a table
 _MAX_FLAME = MOST_STACKS - 1

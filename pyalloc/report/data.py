@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pyalloc import leaks, reserved
-from pyalloc.advice import advise
-from pyalloc.analysis import Analysis
-from pyalloc.asked import Asked, Size, by_requests
-from pyalloc.facts import Row
+from pyalloc.analysis import leaks, reserved
+from pyalloc.analysis.advice import advise
+from pyalloc.analysis.asked import Asked, Size, by_requests
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.traces.facts import Row
 
 
 def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:

@@ -7,8 +7,9 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 
-from pyalloc import console, hostcuda, units
-from pyalloc.dryrun import OUT_OF_MEMORY, DeviceUse, Result
+from pyalloc.common import console, units
+from pyalloc.outside import hostcuda
+from pyalloc.outside.dryrun import OUT_OF_MEMORY, DeviceUse, Result
 from pyalloc.report.text import wrapped
 
 # A card with less than this left over may not hold the CUDA context and the libraries' own memory.

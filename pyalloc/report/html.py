@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from pyalloc import reserved
-from pyalloc.analysis import Analysis
-from pyalloc.facts import Advice, Phase
-from pyalloc.moments import Block, Moment
+from pyalloc.analysis import reserved
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common.units import size
 from pyalloc.report import data, ranks
 from pyalloc.report.parts import Stacks, filled
 from pyalloc.report.text import FOUND, MAKERS, out_of_memory, phase_sums, reserved_title
-from pyalloc.stays import Stay
-from pyalloc.units import size
+from pyalloc.traces.facts import Advice, Phase
+from pyalloc.traces.moments import Block, Moment
+from pyalloc.traces.stays import Stay
 
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400

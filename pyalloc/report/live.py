@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyalloc.facts import Row
-from pyalloc.folding import FILLER, by_column, clip
+from pyalloc.common.folding import FILLER, by_column, clip
+from pyalloc.common.units import size
 from pyalloc.report.text import WIDTH, hung, rows, wrapped
-from pyalloc.units import size
+from pyalloc.traces.facts import Row
 
 NO_TERMINAL = WIDTH + 1  # columns: lines may be WIDTH long
 _BAR = 40  # at most, and without what stands around it

@@ -1,5 +1,5 @@
 // ---- the moments of the slider, and the range between two of them ----
-// A stay (pyalloc/stays.py): 0 first mark, 1 last mark, 2 bytes, 3 blocks, 4 stack, 5 category, 6 origin.
+// A stay (pyalloc/traces/stays.py): 0 first mark, 1 last mark, 2 bytes, 3 blocks, 4 stack, 5 category, 6 origin.
 const MARKS = D.marks, STAYS = D.stays;
 let anchor = -1, wanted = "left"; // the mark where a range begins, -1: none; which of its blocks to show
 const at = () => Number($("scrub").value);

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pyalloc import source
-from pyalloc.analysis import Analysis
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.traces import source
 
 MOST_STACKS = 1500
 _MAX_FRAMES = 40  # of a stack: the innermost, and the program's own

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from pyalloc import leaks
-from pyalloc.analysis import Analysis
-from pyalloc.folding import clip, column
+from pyalloc.analysis import leaks
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common.folding import clip, column
+from pyalloc.common.units import size
 from pyalloc.report.text import wrapped
-from pyalloc.units import size
 
 _ODD = 0.01  # share of the median; less is not a difference
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyalloc import source
-from pyalloc.analysis import Analysis
-from pyalloc.folding import clip
-from pyalloc.moments import Moment
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.common.folding import clip
+from pyalloc.common.units import size
 from pyalloc.report.text import WIDTH, hung
-from pyalloc.units import size
+from pyalloc.traces import source
+from pyalloc.traces.moments import Moment
 
 _DEEPEST = 10  # levels that are indented
 _ITSELF = "(this line itself)"

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyalloc import console, leaks, reserved, retries
-from pyalloc.advice import advise
-from pyalloc.analysis import Analysis
-from pyalloc.asked import Asked, Size, by_requests
-from pyalloc.caveats import BEFORE, is_from_torch
-from pyalloc.config import CUBLAS_NOTES
-from pyalloc.facts import Oom, Phase, Row
-from pyalloc.folding import FILLER, by_column, clip, column
-from pyalloc.moments import STEP, Moment, page_bytes
-from pyalloc.reserved import Reserved
-from pyalloc.units import MIB, size
+from pyalloc.analysis import leaks, reserved, retries
+from pyalloc.analysis.advice import advise
+from pyalloc.analysis.asked import Asked, Size, by_requests
+from pyalloc.analysis.meaning import Analysis
+from pyalloc.analysis.reserved import Reserved
+from pyalloc.common import console
+from pyalloc.common.config import CUBLAS_NOTES
+from pyalloc.common.folding import FILLER, by_column, clip, column
+from pyalloc.common.units import MIB, size
+from pyalloc.traces.caveats import BEFORE, is_from_torch
+from pyalloc.traces.facts import Oom, Phase, Row
+from pyalloc.traces.moments import STEP, Moment, page_bytes
 
 WIDTH = 80
 _LARGEST_STEP = 64 * MIB  # the most that an allocator grows by for a smaller request

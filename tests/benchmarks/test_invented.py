@@ -14,7 +14,7 @@ import pytest
 from benchmarks.compared import BAR, Row, table
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.workloads.invented import Training, invent
-from pyalloc.moments import STEP
+from pyalloc.traces.moments import STEP
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(1, 20)

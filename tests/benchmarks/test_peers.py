@@ -13,7 +13,7 @@ from benchmarks.peers import building
 from benchmarks.peers.__main__ import Row, _named, least, row_of, table
 from benchmarks.suite import suite
 from benchmarks.torch_replay import TorchReplay
-from pyalloc.moments import PAGE
+from pyalloc.traces.moments import PAGE
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN = """

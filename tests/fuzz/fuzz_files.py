@@ -28,10 +28,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pyalloc import pickles, trace  # noqa: E402
-from pyalloc.comparing import Comparison, Side  # noqa: E402
+from pyalloc import trace  # noqa: E402
+from pyalloc.analysis.comparing import Comparison, Side  # noqa: E402
 from pyalloc.errors import PyallocError, TraceError  # noqa: E402
 from pyalloc.report import compared, comparison, data, html, text  # noqa: E402
+from pyalloc.traces import pickles  # noqa: E402
 
 LIMIT_S = 120  # for one input; a longer one is a finding
 MEMORY = 6 * 2**30  # address space of the process; requesting more is a finding

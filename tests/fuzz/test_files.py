@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from dry_support import PATIENCE_S
 
-from pyalloc import pickles, trace
+from pyalloc import trace
 from pyalloc.errors import TraceError
+from pyalloc.traces import pickles
 
 ROOT = Path(__file__).parent.parent.parent
 N_INPUTS = 8000
@@ -36,7 +37,7 @@ import resource
 import sys
 sys.path.append("tests")
 from peak_memory import peak_kib
-from pyalloc import pickles
+from pyalloc.traces import pickles
 from pyalloc.errors import TraceError
 before = resource.getrlimit(resource.RLIMIT_AS)[0]
 for bomb in (b"\\x80\\x04Nr\\xff\\xff\\xff\\x1f.", b"\\x80\\x04\\x8e\\xff\\xff\\xff\\xff\\x03\\0\\0\\0abc."):

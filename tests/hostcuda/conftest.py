@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from dry_support import PATIENCE_S, python_for
 
-from pyalloc import _bootstrap, hostcuda
+from pyalloc import _bootstrap
+from pyalloc.outside import hostcuda
 
 PAGE = 2 << 20
 

@@ -12,7 +12,7 @@ from textwrap import dedent
 
 import pytest
 
-from pyalloc import hostcuda
+from pyalloc.outside import hostcuda
 
 from .conftest import PAGE, Access, Cuda, Prop
 

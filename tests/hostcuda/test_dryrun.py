@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import _bootstrap, autorecord, hostcuda, trace
+from pyalloc import _bootstrap, trace
+from pyalloc.inside import autorecord
+from pyalloc.outside import hostcuda
 
 from .dryrun_support import ROOT, finish, flat, program, start
 

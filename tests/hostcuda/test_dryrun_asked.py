@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyalloc import hostcuda
+from pyalloc.outside import hostcuda
 
 from .dryrun_support import end_well
 

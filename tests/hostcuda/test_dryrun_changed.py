@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyalloc import hostcuda
+from pyalloc.outside import hostcuda
 
 from .dryrun_support import end_well, flat
 

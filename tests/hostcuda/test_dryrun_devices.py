@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S, RunPython
 
-from pyalloc import _bootstrap, dryrun, hostcuda
+from pyalloc import _bootstrap
+from pyalloc.outside import dryrun, hostcuda
 
 from .dryrun_support import finish, flat, program, start
 
@@ -200,7 +201,7 @@ def test_a_signal_in_the_moment_of_the_start_reaches_the_program(
     """The command ended and left the program running."""
     source = """
 import os, signal, subprocess, sys
-from pyalloc import dryrun
+from pyalloc.outside import dryrun
 class Begun(subprocess.Popen):
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -224,7 +225,7 @@ def test_what_is_ignored_is_ignored_in_the_program(
     """As with nohup."""
     done = run_python("""
         import signal, sys
-        from pyalloc import dryrun
+        from pyalloc.outside import dryrun
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         program = "import signal; print(signal.getsignal(1) == signal.SIG_IGN, signal.getsignal(15))"
         dryrun.run(dryrun.Options((sys.executable, "-c", program)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import hostcuda
+from pyalloc.outside import hostcuda
 
 from .dryrun_support import end_well, finish, program, start
 

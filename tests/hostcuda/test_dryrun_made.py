@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from pyalloc import hostcuda
 from pyalloc._bootstrap import contents
+from pyalloc.outside import hostcuda
 
 from .dryrun_support import ROOT, end_well, finish, flat, program, start
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import elf, hostcuda
+from pyalloc.common import elf
+from pyalloc.outside import hostcuda
 
 from .dryrun_support import ROOT, finish, start
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyalloc import dryrun, hostcuda
+from pyalloc.outside import dryrun, hostcuda
 from pyalloc.report.dryrun import summary
 
 from .dryrun_support import flat

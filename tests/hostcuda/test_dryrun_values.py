@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import dryrun, hostcuda, trace
+from pyalloc import trace
+from pyalloc.outside import dryrun, hostcuda
 
 from .dryrun_support import end_well, finish, program, start
 

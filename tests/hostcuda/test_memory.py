@@ -15,7 +15,8 @@ from uuid import UUID
 
 import pytest
 
-from pyalloc import elf, hostcuda
+from pyalloc.common import elf
+from pyalloc.outside import hostcuda
 
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import hostcuda
+from pyalloc.outside import hostcuda
 
 from .conftest import RunTorch
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, Plan, kinds, small_trace, written
-from pyalloc import advice, allocators, checkpoints, collected, trace
-from pyalloc.analysis import Analysis
-from pyalloc.facts import Phase
-from pyalloc.falling import TRAINING, falls_by
-from pyalloc.moments import Block
+from pyalloc import trace
+from pyalloc.analysis import advice, allocators, checkpoints, collected
+from pyalloc.analysis.falling import TRAINING, falls_by
+from pyalloc.analysis.meaning import Analysis
 from pyalloc.report import data, text
+from pyalloc.traces.facts import Phase
+from pyalloc.traces.moments import Block
 
 
 def phase(name: str, begin: int, end: int, step: int = 0) -> Phase:

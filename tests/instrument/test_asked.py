@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import asked, trace
+from pyalloc import trace
+from pyalloc.analysis import asked
 
 WIDTH = 80
 

@@ -16,7 +16,8 @@ import pytest
 from dry_support import PATIENCE_S, dry_environment, python_for, wait_until
 
 from instrument.tools import MIB, pyalloc
-from pyalloc import live, trace
+from pyalloc import trace
+from pyalloc.inside import live
 
 pytestmark = pytest.mark.torch
 COMMAND = (sys.executable, "-m", "pyalloc", "attach")
@@ -309,7 +310,7 @@ def test_who_watches_waits_until_the_file_has_its_name(tmp_path: Path) -> None:
     out = tmp_path / "out.pya"
     slowly = """
 import threading
-from pyalloc import attached, recording
+from pyalloc.inside import attached, recording
 ends = threading.Event()
 asked = threading.Semaphore(0)
 def state(state=attached.state):
@@ -333,7 +334,7 @@ recording.Recorder._end = end
 def test_a_recording_that_ended_by_itself_is_not_told_as_a_killed_process(tmp_path: Path) -> None:
     out = tmp_path / "out.pya"
     full = """
-from pyalloc import recording
+from pyalloc.inside import recording
 def drain(recorder, at_mark=False):
     raise OSError(28, "No space left on device")
 recording.Recorder.drain = drain

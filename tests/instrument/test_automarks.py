@@ -14,7 +14,8 @@ from dry_support import python_for
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, kinds, pyalloc
-from pyalloc import automarks, trace
+from pyalloc import trace
+from pyalloc.inside import automarks
 
 pytestmark = pytest.mark.torch
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
-from pyalloc import _core, cli, console, source, trace
+from pyalloc import _core, cli, trace
 from pyalloc.cli import report as report_command
-from pyalloc.config import Config
+from pyalloc.common import console
+from pyalloc.common.config import Config
 from pyalloc.report.text import explain_oom, sparkline, summary
+from pyalloc.traces import source
 
 
 def test_scalars_are_of_the_smallest_size_class(plan: Plan) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from instrument.browsing import browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import aligned, trace
-from pyalloc.comparing import Comparison, Side
+from pyalloc import trace
+from pyalloc.analysis import aligned
+from pyalloc.analysis.comparing import Comparison, Side
 from pyalloc.report import compared, comparison
 
 MODEL = "/home/me/{}/model.py"

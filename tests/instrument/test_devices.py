@@ -9,7 +9,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import trace
-from pyalloc.advice import advise
+from pyalloc.analysis.advice import advise
 from pyalloc.report import html
 from pyalloc.report.text import summary
 

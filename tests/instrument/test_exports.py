@@ -15,7 +15,7 @@ import pytest
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import _core, export, reading, trace
 from pyalloc.cli import main
-from pyalloc.convert import KINDS
+from pyalloc.traces.convert import KINDS
 
 
 def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from instrument.tools import MIB, Plan, written
 from pyalloc import trace
-from pyalloc.falling import LASTING, TRAINING, falls_by
+from pyalloc.analysis.falling import LASTING, TRAINING, falls_by
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from instrument.tools import Plan, pyalloc, small_trace
-from pyalloc import _core, console, errors, leaks, ranked, source, trace
+from pyalloc import _core, errors, trace
+from pyalloc.analysis import leaks
+from pyalloc.common import console, ranked
 from pyalloc.report import html
+from pyalloc.traces import source
 
 
 def test_every_cut_of_a_trace_is_read_or_refused(plan: Plan, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds, pyalloc
 from pyalloc import trace
-from pyalloc.advice import advise
+from pyalloc.analysis.advice import advise
 
 
 def test_fragmentation(plan: Plan) -> None:

@@ -12,8 +12,9 @@ import pytest
 from instrument.browsing import browser, needs_browser
 from instrument.test_told import opened
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import _core, reserved, trace
-from pyalloc.units import size
+from pyalloc import _core, trace
+from pyalloc.analysis import reserved
+from pyalloc.common.units import size
 
 AT = 1 << 40
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pyalloc import idle
-from pyalloc.facts import Phase
-from pyalloc.moments import Block
-from pyalloc.units import MIB
+from pyalloc.analysis import idle
+from pyalloc.common.units import MIB
+from pyalloc.traces.facts import Phase
+from pyalloc.traces.moments import Block
 
 NOTHING = Phase("", 0, 0, *[0] * 13)
 

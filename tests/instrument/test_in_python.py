@@ -13,8 +13,8 @@ import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import reading
-from pyalloc.dryrun import Result
 from pyalloc.errors import TraceError
+from pyalloc.outside.dryrun import Result
 
 
 def test_events_of_a_trace(plan: Plan, tmp_path: Path) -> None:

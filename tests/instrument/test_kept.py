@@ -6,8 +6,9 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan
-from pyalloc import leaks, trace
-from pyalloc.advice import advise
+from pyalloc import trace
+from pyalloc.analysis import leaks
+from pyalloc.analysis.advice import advise
 from pyalloc.report import text
 
 LAYERS = """

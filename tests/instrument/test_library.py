@@ -12,8 +12,9 @@ import pytest
 from dry_support import PATIENCE_S, python_for
 
 from instrument.tools import MIB, ROOT, pyalloc
-from pyalloc import figures, pytest_plugin, recording, trace
+from pyalloc import figures, pytest_plugin, trace
 from pyalloc.errors import UsageError
+from pyalloc.inside import recording
 
 pytestmark = pytest.mark.torch
 
@@ -33,7 +34,7 @@ def test_a_recording_that_cannot_be_written_is_told_and_over(tmp_path: Path) -> 
     """A full disk (here: a limit on file sizes) ends that recording and nothing else: the next one works."""
     program = """
 import resource, sys, torch, pyalloc
-from pyalloc import recording
+from pyalloc.inside import recording
 recording._FLUSH_S = 1000  # the error comes where the block ends
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
 try:

@@ -11,8 +11,9 @@ import pytest
 
 from instrument.browsing import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import stays, trace
-from pyalloc.moments import Block
+from pyalloc import trace
+from pyalloc.traces import stays
+from pyalloc.traces.moments import Block
 
 THREADS = (7, 9)
 

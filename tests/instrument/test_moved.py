@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyalloc import moved
-from pyalloc.source import Frame
+from pyalloc.analysis import moved
+from pyalloc.traces.source import Frame
 
 OLD, NEW = "/home/me/old/model.py", "/home/me/new/model.py"
 

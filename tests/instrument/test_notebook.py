@@ -12,9 +12,10 @@ import pytest
 from dry_support import python_for, run_checked
 
 from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
-from pyalloc import source, trace
+from pyalloc import trace
 from pyalloc.report import cell
 from pyalloc.report.html import page
+from pyalloc.traces import source
 
 MAKE = """
 import torch

@@ -18,7 +18,8 @@ import pytest
 from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import ROOT, Plan, pyalloc, small_trace
-from pyalloc import cli, console, trace
+from pyalloc import cli, trace
+from pyalloc.common import console
 from pyalloc.errors import TraceError, UsageError
 
 

@@ -14,9 +14,9 @@ import pytest
 from instrument.plan_cases import Program, only
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import _core, cli, planning, trace
-from pyalloc.advice import advise
+from pyalloc.analysis.advice import advise
 from pyalloc.cli import plan as plan_command
-from pyalloc.config import Config
+from pyalloc.common.config import Config
 from pyalloc.errors import ConfigError, PlanError
 
 

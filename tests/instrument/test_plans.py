@@ -15,7 +15,8 @@ from dry_support import RunPython
 
 from instrument.plan_cases import KIB, Program, only, training
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import _core, planning, replaying, trace, units
+from pyalloc import _core, planning, replaying, trace
+from pyalloc.common import units
 from pyalloc.errors import PlanError
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import LOOP, MIB, Plan, kinds, pyalloc
-from pyalloc import leaks, trace
-from pyalloc.advice import advise
+from pyalloc import trace
+from pyalloc.analysis import leaks
+from pyalloc.analysis.advice import advise
 
 
 @pytest.mark.torch

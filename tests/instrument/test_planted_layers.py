@@ -9,9 +9,11 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds
-from pyalloc import checkpoints, trace, units
-from pyalloc.advice import advise
-from pyalloc.analysis import in_all_layers, layers_of
+from pyalloc import trace
+from pyalloc.analysis import checkpoints
+from pyalloc.analysis.advice import advise
+from pyalloc.analysis.meaning import in_all_layers, layers_of
+from pyalloc.common import units
 
 
 def test_what_a_function_makes_once_and_keeps_is_in_no_checkpoints_way(plan: Plan) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import export, pickles, reading, trace
+from pyalloc import export, reading, trace
 from pyalloc.report import html, text
+from pyalloc.traces import pickles
 
 AT = 1 << 40
 

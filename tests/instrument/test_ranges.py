@@ -10,10 +10,11 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
-from pyalloc import errors, leaks, trace
-from pyalloc.advice import advise
-from pyalloc.convert import KINDS
+from pyalloc import errors, trace
+from pyalloc.analysis import leaks
+from pyalloc.analysis.advice import advise
 from pyalloc.report import html
+from pyalloc.traces.convert import KINDS
 
 SECOND = 1_000_000  # in torch's times
 

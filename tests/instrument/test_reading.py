@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc
-from pyalloc import cli, console, convert, pickles, trace, when
+from pyalloc import cli, trace, when
+from pyalloc.common import console
 from pyalloc.report.data import summary
 from pyalloc.report.text import phase_table
+from pyalloc.traces import convert, pickles
 
 
 def rank(folder: Path, number: int, extra: int) -> Path:

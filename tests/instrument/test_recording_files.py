@@ -13,8 +13,10 @@ import pytest
 from dry_support import PATIENCE_S, wait_until
 
 from instrument.tools import ALLOCATORS, MIB, ROOT, Plan, pyalloc, small_trace
-from pyalloc import _core, autorecord, recorded, recording, trace
+from pyalloc import _core, trace
+from pyalloc.common import recorded
 from pyalloc.errors import TraceError, UsageError
+from pyalloc.inside import autorecord, recording
 
 pytestmark = pytest.mark.torch
 
@@ -78,7 +80,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
 ) -> None:
     source = f"""
         import resource, signal, torch, pyalloc
-        from pyalloc import eventsources
+        from pyalloc.inside import eventsources
         torch.ones(1, device="cuda")
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
@@ -142,7 +144,7 @@ def test_an_interrupt_at_the_end_loses_nothing(
     out = tmp_path / "out.pya"
     done = dry_python(f"""
         import os, signal, torch, pyalloc
-        from pyalloc import eventsources
+        from pyalloc.inside import eventsources
         drain = eventsources.Torchs.drain
         def drain_and_interrupt(*arguments):
             os.kill(os.getpid(), signal.SIGINT)
@@ -312,7 +314,7 @@ def test_processes_that_begin_at_once_have_a_recording_each(tmp_path: Path) -> N
     out = tmp_path / "out.pya"
     program = f"""
 import os, time, torch
-from pyalloc import autorecord
+from pyalloc.inside import autorecord
 own_path = autorecord._own_path
 def both(path):
     chosen = own_path(path)

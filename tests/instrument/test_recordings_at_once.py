@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB
-from pyalloc import attached, recording, trace
+from pyalloc import trace
 from pyalloc.errors import UsageError
+from pyalloc.inside import attached, recording
 
 pytestmark = pytest.mark.torch
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import moments, reserved, trace
-from pyalloc.advice import advise
-from pyalloc.convert import KINDS
+from pyalloc import trace
+from pyalloc.analysis import reserved
+from pyalloc.analysis.advice import advise
 from pyalloc.report import html
+from pyalloc.traces import moments
+from pyalloc.traces.convert import KINDS
 
 AT = 1 << 40
 

@@ -6,8 +6,9 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, kinds, pyalloc
-from pyalloc import trace, uses
-from pyalloc.advice import advise
+from pyalloc import trace
+from pyalloc.analysis.advice import advise
+from pyalloc.inside import uses
 
 
 def _model(plan: Plan, addr: int, line: int) -> None:

@@ -145,7 +145,7 @@ def test_a_gap_is_told_by_the_program_and_by_every_command(tmp_path: Path, then:
     script, out = tmp_path / "program.py", tmp_path / "out.pya"
     script.write_text(f"""
 import torch
-from pyalloc import recording, sharing
+from pyalloc.inside import recording, sharing
 def empty(mib):
     return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
 kept = [empty(3) for _ in range(4)]

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, pyalloc
-from pyalloc import convert, errors, pickles, reading, trace
-from pyalloc.advice import advise
+from pyalloc import errors, reading, trace
+from pyalloc.analysis.advice import advise
 from pyalloc.report import html
+from pyalloc.traces import convert, pickles
 
 
 class Bomb:

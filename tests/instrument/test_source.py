@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import source
 from pyalloc._bootstrap import asking
+from pyalloc.traces import source
 
 PROGRAM = """\
 class Model:

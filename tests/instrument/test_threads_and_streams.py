@@ -11,7 +11,8 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import eventsources, trace
+from pyalloc import trace
+from pyalloc.inside import eventsources
 from pyalloc.report import html
 
 AT = 1 << 30

@@ -10,10 +10,11 @@ import pytest
 
 from instrument.browsing import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc, small_trace
-from pyalloc import told, trace
-from pyalloc.convert import KINDS
+from pyalloc import trace
 from pyalloc.report import html
-from pyalloc.told import Told
+from pyalloc.traces import told
+from pyalloc.traces.convert import KINDS
+from pyalloc.traces.told import Told
 
 
 def rows(path: Path, *words: object) -> list[dict[str, Any]]:

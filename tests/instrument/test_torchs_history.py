@@ -11,7 +11,8 @@ import pytest
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB
-from pyalloc import eventsources, trace
+from pyalloc import trace
+from pyalloc.inside import eventsources
 from pyalloc.reading import events
 
 pytestmark = pytest.mark.torch
@@ -172,7 +173,7 @@ def test_no_compiler_is_loaded_for_stacks(
     done = dry_python(
         f"""
         import sys, threading, torch, pyalloc
-        from pyalloc import snapshots
+        from pyalloc.inside import snapshots
         with pyalloc.record({str(tmp_path / "out.pya")!r}) as recorder:
             kept = torch.ones(1, device="cuda")
             recorder.drain()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from instrument.tools import MIB, Plan, kinds
-from pyalloc import leaks, trace
-from pyalloc.facts import Row
+from pyalloc import trace
+from pyalloc.analysis import leaks
 from pyalloc.report.text import rows
+from pyalloc.traces.facts import Row
 
 
 @pytest.mark.parametrize("grows", [False, True])

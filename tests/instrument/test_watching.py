@@ -21,14 +21,15 @@ import pytest
 from dry_support import SOON_S
 
 from instrument.tools import MIB, ROOT
-from pyalloc import console, live
 from pyalloc.cli.live import Command, _Watch
+from pyalloc.common import console
 from pyalloc.errors import UsageError
+from pyalloc.inside import live
 from pyalloc.report.live import View, watched
 
 SERVER = """
 import sys, time
-from pyalloc import live
+from pyalloc.inside import live
 n = 0
 def figures(n_lines=0):
     global n
@@ -245,7 +246,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | UsageErro
             raise found
         return found
 
-    monkeypatch.setattr("pyalloc.live.ask", ask)
+    monkeypatch.setattr("pyalloc.inside.live.ask", ask)
     return left
 
 
@@ -257,7 +258,7 @@ def test_without_keys_each_look_is_a_screen_or_lines(
     is_terminal: bool,
     words: list[str],
 ) -> None:
-    monkeypatch.setattr("pyalloc.console.is_screen", lambda: is_terminal)
+    monkeypatch.setattr("pyalloc.common.console.is_screen", lambda: is_terminal)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: bool(words))
     left = answer(monkeypatch, figures([]), figures([]), UsageError("it has ended"))
     assert Command().run(arguments(*words)) == 0
@@ -269,8 +270,8 @@ def test_without_keys_each_look_is_a_screen_or_lines(
 def test_a_process_that_is_busy_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = figures([]), live.BusyError("it is stopped"), figures([]), UsageError("it has ended")
     left = answer(monkeypatch, *answers)
-    monkeypatch.setattr("pyalloc.keyboard.key", lambda _until: "")
-    monkeypatch.setattr("pyalloc.keyboard.show", lambda _text: None)
+    monkeypatch.setattr("pyalloc.common.keyboard.key", lambda _until: "")
+    monkeypatch.setattr("pyalloc.common.keyboard.show", lambda _text: None)
     watch = _Watch(arguments())
     watch._look()
     assert watch._go_on() and not left and len(watch.history) == 2

@@ -9,8 +9,8 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, kinds, pyalloc
 from pyalloc import trace
-from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis
-from pyalloc.findings import gives_workspaces_back, workspace_sizes
+from pyalloc.analysis.findings import gives_workspaces_back, workspace_sizes
+from pyalloc.analysis.meaning import CUBLAS_WORKSPACES, Analysis
 
 LINEAR = "/x/site-packages/torch/nn/modules/linear.py"
 PROGRAM = """

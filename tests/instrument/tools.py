@@ -13,9 +13,9 @@ import pytest
 from dry_support import PATIENCE_S
 
 from pyalloc import _core, cli, trace
-from pyalloc.advice import advise
-from pyalloc.convert import KINDS
-from pyalloc.facts import Advice
+from pyalloc.analysis.advice import advise
+from pyalloc.traces.convert import KINDS
+from pyalloc.traces.facts import Advice
 
 ROOT = Path(__file__).parent.parent.parent
 SEQ2SEQ = ROOT / "examples" / "seq2seq.py"

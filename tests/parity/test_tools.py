@@ -18,7 +18,7 @@ from parity.programs import run
 from parity.tensors import MIB, empty
 
 import pyalloc
-from pyalloc import snapshots
+from pyalloc.inside import snapshots
 
 
 @pytest.fixture

@@ -20,9 +20,12 @@ from types import SimpleNamespace
 import pytest
 from dry_support import PATIENCE_S, wait_until
 
-from pyalloc import cli, debugger, live, processes
+from pyalloc import cli
 from pyalloc._bootstrap import injected
+from pyalloc.common import processes
 from pyalloc.errors import UsageError
+from pyalloc.inside import live
+from pyalloc.outside import debugger
 
 PYTHON = (sys.executable, "-c", "input(), print(flush=True), input()")
 
@@ -449,7 +452,7 @@ def begun(
         named.update(options)
         return {"waits": waits, "allocator": "native", "bytes": 0, "in_main": True}
 
-    monkeypatch.setattr("pyalloc.attach.begin", begin)
+    monkeypatch.setattr("pyalloc.outside.attach.begin", begin)
     return cli.main(["attach", *words]), asked, named
 
 

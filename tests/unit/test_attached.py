@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S, wait_until
 
-from pyalloc import attached, live, mainthread, recording
 from pyalloc._bootstrap import injected, leaving
 from pyalloc.errors import UsageError
+from pyalloc.inside import attached, live, mainthread, recording
 
 
 def waiting(error: str = "", end_s: float | None = None) -> attached._Attached:
@@ -323,7 +323,7 @@ def test_a_process_whose_pyalloc_was_removed_is_told(
     assert f"is no longer in {tmp_path}/pyalloc," in told and "restart the program" in told
     (tmp_path / "pyalloc").mkdir()
     Path(package.__file__).touch()  # another version's, which lacks it
-    assert "attached" in injected._answer({"folder": str(tmp_path), "request": {}})["error"]
+    assert "pyalloc.inside" in injected._answer({"folder": str(tmp_path), "request": {}})["error"]
 
 
 def test_calls_come_to_the_main_thread() -> None:
@@ -475,7 +475,7 @@ def test_a_service_answers_after_its_pyalloc_was_removed(run_python) -> None:  #
     """By pip, say: nothing but the modules that are loaded already is there any more."""
     program = """
     import os, sys
-    from pyalloc import live
+    from pyalloc.inside import live
 
     class Gone:
         def find_spec(name, path, target=None):
@@ -505,7 +505,7 @@ def test_an_answer_of_somebody_else_is_not_taken(
         patch.setattr(Path, "lstat", lambda _path: SimpleNamespace(st_uid=os.getuid() + 1))
         ask_twice("belongs to another user and is not trusted")
     monkeypatch.setattr(live, "received", lambda _connection: b"{")
-    monkeypatch.setattr("pyalloc.processes._ENDING_S", 0)  # no wait whether it ends
+    monkeypatch.setattr("pyalloc.common.processes._ENDING_S", 0)  # no wait whether it ends
     with pytest.raises(UsageError, match=f"process {service} sent an answer that makes no sense"):
         live.request(service, {"attach": "end"}, PATIENCE_S)
 

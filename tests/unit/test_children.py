@@ -56,7 +56,7 @@ def test_a_child_forked_while_a_thread_takes_a_snapshot(dry_python) -> None:  # 
     dry_python(
         """
         import gc, os, signal, threading, torch
-        from pyalloc import sharing, snapshots
+        from pyalloc.inside import sharing, snapshots
         inside, leave = threading.Event(), threading.Event()
         own, loads = torch.cuda.memory._snapshot, torch.__getattr__
 

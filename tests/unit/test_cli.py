@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 import pyalloc
-from pyalloc import cli, console, hostcuda, launching
+from pyalloc import cli
+from pyalloc.common import console
 from pyalloc.errors import UsageError
 from pyalloc.install import NO_DEVICE
+from pyalloc.outside import hostcuda, launching
 
 
 def test_overview_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:

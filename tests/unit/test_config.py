@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyalloc import Config, ConfigError, cli, planning
-from pyalloc.config import option_text
+from pyalloc.common.config import option_text
 from pyalloc.errors import PlanError
 
 

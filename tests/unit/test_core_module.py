@@ -14,8 +14,8 @@ from dry_support import run_checked
 
 import pyalloc
 from pyalloc import AllocatorError, _core
-from pyalloc.convert import KINDS
 from pyalloc.errors import TraceError
+from pyalloc.traces.convert import KINDS
 
 CALLS: list[Callable[[], object]] = [
     lambda: _core.alloc(0, 512, 0),

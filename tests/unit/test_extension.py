@@ -22,6 +22,11 @@ from setuptools.errors import CompileError
 from pyalloc import _core
 
 ROOT = Path(__file__).parent.parent.parent
+# What `import pyalloc` runs before it needs the extension.
+FIRST_IMPORTED = [
+    ROOT / "pyalloc" / name
+    for name in ("__init__.py", "common/__init__.py", "common/starting.py", "common/config.py")
+]
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 ALLOWED = {
     "linux-vdso",
@@ -92,9 +97,10 @@ def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
 
 def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     # In a checkout, after `pip install .`.
-    (tmp_path / "pyalloc").mkdir()
-    for name in ("__init__.py", "starting.py", "config.py"):
-        shutil.copy(ROOT / "pyalloc" / name, tmp_path / "pyalloc")
+    for path in FIRST_IMPORTED:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(path, copy)
     # -S: without what an environment knows of another pyalloc.
     command = [sys.executable, "-S", "-c", "import pyalloc"]
     done = subprocess.run(
@@ -109,9 +115,7 @@ def test_a_zip_file_says_that_it_has_to_be_installed(tmp_path: Path) -> None:
     archive = tmp_path / "tool.pyz"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("__main__.py", "import pyalloc")
-        for path in (
-            ROOT / "pyalloc" / name for name in ("__init__.py", "starting.py", "config.py")
-        ):
+        for path in FIRST_IMPORTED:
             file.write(path, path.relative_to(ROOT))
     command = [sys.executable, "-S", str(archive)]
     done = subprocess.run(

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from pyalloc import history, hostcuda
-from pyalloc.config import Config
+from pyalloc.common.config import Config
+from pyalloc.inside import history
+from pyalloc.outside import hostcuda
 from pyalloc.reading import Event, events
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,7 +25,7 @@ HEAD = """
 import json, sys, threading, time
 from pathlib import Path
 from pyalloc import _core
-from pyalloc.convert import KINDS
+from pyalloc.traces.convert import KINDS
 
 folder, offset_ns = Path(sys.argv[1]), int(sys.argv[2])
 _core.create("")

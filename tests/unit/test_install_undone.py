@@ -10,8 +10,8 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        ("hooks", "_cuda_functions"),
-        ("hooks", "_accelerator_functions"),
+        ("inside.hooks", "_cuda_functions"),
+        ("inside.hooks", "_accelerator_functions"),
         ("install", "_prepare_compiler"),
     ],
 )
@@ -46,7 +46,8 @@ def test_an_interrupt_leaves_torchs_own_allocator_or_pyalloc(dry_python) -> None
     dry_python(
         """
         import os, sys, torch, pyalloc
-        from pyalloc import _core, hooks
+        from pyalloc import _core
+        from pyalloc.inside import hooks
 
         module = sys.modules["pyalloc.install"]
         files = (module.__file__, hooks.__file__)
@@ -140,7 +141,7 @@ def test_install_after_a_failed_one(dry_python) -> None:  # type: ignore[no-unty
     dry_python(
         """
         import importlib, torch, pyalloc
-        hooks = importlib.import_module("pyalloc.hooks")
+        hooks = importlib.import_module("pyalloc.inside.hooks")
         original, hooks.replace_all = hooks.replace_all, None
         try:
             pyalloc.install()

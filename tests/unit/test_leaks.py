@@ -24,7 +24,8 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         sys.path.insert(0, "tests")
         from growth import left_by
         import pyalloc
-        from pyalloc import _core, eventsources
+        from pyalloc import _core
+        from pyalloc.inside import eventsources
         from pyalloc.ops import _attention, _library, _plans
 
         MIB = 1 << 20

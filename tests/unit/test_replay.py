@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pyalloc import _core
-from pyalloc.convert import KINDS
 from pyalloc.errors import ConfigError, TraceError, UsageError
+from pyalloc.traces.convert import KINDS
 
 MIB = 1 << 20
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from dry_support import PATIENCE_S, warmed
 
-from pyalloc import _core, files, trace
+from pyalloc import _core, trace
 from pyalloc.cli import main
-from pyalloc.convert import KINDS
+from pyalloc.common import files
 from pyalloc.errors import UsageError
+from pyalloc.traces.convert import KINDS
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [
@@ -64,7 +65,7 @@ def test_a_file_is_private_and_whole_or_absent(tmp_path: Path) -> None:
 def test_a_umask_that_forbids_everything_leaves_files_to_their_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyalloc import live
+    from pyalloc.inside import live
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     os.umask(0o777)
@@ -140,7 +141,7 @@ def test_what_commands_write_is_private(tmp_path: Path) -> None:
 def test_nothing_writes_files_in_another_way() -> None:
     way = re.compile(r"write_text\(|write_bytes\(|open\([^)]*[\"'][wax]b?[\"']")
     # A temporary folder of its own; the way itself.
-    allowed = {"pyalloc/trace.py": 1, "pyalloc/files.py": 1}
+    allowed = {"pyalloc/trace.py": 1, "pyalloc/common/files.py": 1}
     found = {
         str(p.relative_to(ROOT)): len(way.findall(p.read_text()))
         for p in SOURCES
@@ -172,7 +173,7 @@ def test_stacks_and_command_line_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_socket_of_live_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyalloc import live
+    from pyalloc.inside import live
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     path = live.serve()
@@ -183,7 +184,7 @@ def test_the_socket_of_live_is_its_owners(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_socket_of_another_user_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyalloc import live
+    from pyalloc.inside import live
 
     monkeypatch.setattr(live, "socket_path", lambda pid: tmp_path / str(pid))
     (tmp_path / "7").touch()
@@ -234,9 +235,10 @@ import contextlib, sys
 import pyalloc
 from pyalloc.errors import PyallocError
 with contextlib.suppress(PyallocError):
-    pyalloc.config.Config.of()
+    pyalloc.common.config.Config.of()
 with contextlib.suppress(PyallocError):
-    from pyalloc import hostcuda, dryrun, recording, live
+    from pyalloc.inside import recording, live
+    from pyalloc.outside import hostcuda, dryrun
 from pyalloc.cli import main
 try:
     main(["doctor"])

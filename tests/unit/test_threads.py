@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyalloc import _core
-from pyalloc.convert import KINDS
 from pyalloc.errors import AllocatorError
+from pyalloc.traces.convert import KINDS
 
 N_THREADS = 4
 EVENTS = 2000  # of each thread

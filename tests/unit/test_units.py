@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyalloc import units
+from pyalloc.common import units
 from pyalloc.errors import UsageError
 
 

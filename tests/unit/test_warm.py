@@ -72,7 +72,7 @@ def test_a_program_that_nobody_waits_for_ends() -> None:
         ("'What it does.'\nfrom __future__ import annotations\nfrom torch import nn", True),
         ("    import gc\n    import torch.nn", True),
         ("import pyalloc, torch", False),
-        ("from pyalloc import recording\nimport torch", False),
+        ("from pyalloc.inside import recording\nimport torch", False),
         ("import os\nos.environ['A'] = ''\nimport torch", False),
         ("import torchvision", False),
     ],

@@ -67,11 +67,11 @@ def _start() -> None:
 
         install_when_torch_is_imported()
     if os.environ.get("PYALLOC_LIVE") == "1":
-        from pyalloc.live import serve_when_torch_is_imported
+        from pyalloc.inside.live import serve_when_torch_is_imported
 
         serve_when_torch_is_imported()
     if os.environ.get("PYALLOC_RECORD"):
-        from pyalloc.autorecord import record_when_cuda_starts
+        from pyalloc.inside.autorecord import record_when_cuda_starts
 
         record_when_cuda_starts()
     folder = os.environ.get("PYALLOC_DRYRUN_REPORT")

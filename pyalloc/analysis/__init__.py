@@ -1,0 +1,1 @@
+"""What a recording means: who holds the memory, what is idle, what to change.  Data in, data out."""

@@ -1,0 +1,97 @@
+"""Results of passes without a backward that accumulate on the device: in a list, or concatenated."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from pyalloc.analysis import leaks
+from pyalloc.analysis.falling import falls_by
+from pyalloc.analysis.findings import outermost
+from pyalloc.analysis.meaning import FORWARDS, HOLDERS, Analysis
+from pyalloc.common.units import size
+from pyalloc.traces.facts import Advice, Phase
+from pyalloc.traces.moments import Block
+
+_SHARE = 0.1  # of the peak: smaller savings are not mentioned
+_PASSES = 4  # at least so many left a result: fewer may still be in use
+_PHASES = ("forward", "backward", "optimizer", "inference")
+_ROUNDING = 512  # of a block's bytes
+
+
+def advice(analysis: Analysis) -> Iterator[Advice]:
+    """For each line's results, the first kind that saves enough; leaks are reported elsewhere."""
+    held: dict[int, list[Block]] = defaultdict(list)
+    for block in analysis.peak.blocks:
+        if analysis.category(block) not in HOLDERS:
+            held[block.stack].append(block)
+    for grown in leaks.growth(analysis):
+        held.pop(grown.stack, None)
+    passes = list(outermost(analysis.phases, _PHASES))
+    for blocks in held.values():
+        yield from _listed(blocks, passes, analysis)
+        yield from _joined(blocks, analysis)
+
+
+def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) -> Iterator[Advice]:
+    """Results in a list: one of each pass, kept during later passes."""
+    of_pass: dict[int, list[Block]] = defaultdict(list)
+    for block in blocks:
+        at = bisect.bisect_left(passes, block.alloc_event, key=lambda phase: phase.begin) - 1
+        if at >= 0 and passes[at].name == "inference":
+            of_pass[at].append(block)
+    of_pass.pop(max(of_pass, default=-1), None)  # the current pass may be using it
+    kept = [block for made in of_pass.values() for block in made]
+    least = _SHARE * analysis.peak.allocated_bytes
+    saved = falls_by(kept, analysis, ("inference",), least) if len(of_pass) >= _PASSES else 0
+    if saved > least:
+        yield Advice(
+            "collected",
+            f"{len(kept)} tensors of {_name(blocks, analysis)} hold {size(sum(b.bytes for b in kept))} at the peak: "
+            f"the results of {len(of_pass)} passes without backward, left on the device. "
+            f"{_instead(blocks, analysis)} That would lower the peak by about {size(saved)}.",
+            saved,
+        )
+
+
+def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
+    """Concatenated results: during torch.cat() there are a part, the results so far, and a new tensor for both."""
+    least = _SHARE * analysis.peak.allocated_bytes
+    if len(blocks) != 2 or sum(block.bytes for block in blocks) <= least:
+        return
+    if any(block.phase in FORWARDS for block in blocks):  # inside the model: a cache
+        return
+    before, whole = sorted(blocks, key=lambda block: block.alloc_event)
+    added = whole.bytes - before.bytes
+    is_part = any(
+        abs(block.bytes - added) <= _ROUNDING
+        and before.alloc_event < block.alloc_event < whole.alloc_event
+        for block in analysis.peak.blocks
+    )
+    saved = falls_by(blocks, analysis, ("inference",)) if is_part and added > 0 else 0
+    if saved > least:
+        yield Advice(
+            "collected",
+            f"{_name(blocks, analysis)} joins a tensor of {size(before.bytes)} and {size(added)} more into a new "
+            "tensor, over and over: the old and the new one exist together, and few of them fit into memory that was "
+            f"freed before. {_instead(blocks, analysis)} That would lower the peak by about {size(saved)}.",
+            saved,
+        )
+
+
+def _name(blocks: list[Block], analysis: Analysis) -> str:
+    return analysis.name(blocks[0].stack)
+
+
+def _instead(blocks: list[Block], analysis: Analysis) -> str:
+    frames = analysis.frames(blocks[0].stack)
+    if any(file.endswith("/transformers/trainer.py") for _, file, _ in frames):
+        return (
+            "In transformers' Trainer, eval_accumulation_steps=1 moves them to the host, and "
+            "preprocess_logits_for_metrics keeps less of each (.argmax(-1))."
+        )
+    return (
+        "If the device does not need them, move each to the host as it is made (`.cpu()`) and join them there, or "
+        "keep less of each (`.argmax(-1)`, a sum)."
+    )

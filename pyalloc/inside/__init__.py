@@ -1,0 +1,1 @@
+"""What runs in the program's own process: torch's functions on pyalloc, recording, answering."""

@@ -1,0 +1,1 @@
+"""Recordings and snapshots as they are read: events, moments, stacks, steps."""
