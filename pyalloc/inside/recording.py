@@ -323,9 +323,8 @@ class Recorder:
         import torch
 
         self._detach()
-        if (
-            leaving.has_begun()
-        ):  # nobody is left to want it, and torch warns in other threads than switched it on
+        # At the end nobody is left to want it, and torch warns in other threads than the one that switched it on.
+        if leaving.has_begun():
             return
         if isinstance(self.source, Torchs):
             sharing.hand_back(torch)
