@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyalloc import export, trace
-from pyalloc.common import console
+from pyalloc.common import console, recorded
 from pyalloc.errors import UsageError
 from pyalloc.traces.caveats import gap_of
 
@@ -53,7 +53,7 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Writes FILE, or the recording's name with the format's suffix."""
         suffix, convert = export.FORMATS[args.to]
-        target = args.output = args.output or args.file.parent / f"{args.file.stem}{suffix}"
+        target = args.output = args.output or recorded.made(args.file, suffix)
         _check_suffix(target, args.to)
         console.keep_inputs(args)  # the default may be the name of the snapshot itself
         console.check_output(target, args.force)

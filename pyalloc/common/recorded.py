@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from pyalloc.common import files
@@ -42,9 +43,15 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.oom.txt")
 
 
+def made(path: Path, suffix: str) -> Path:
+    """The path of what is made from a recording: out.plan for out.pya, also if it was cut off or is compressed."""
+    name = re.sub(r"(?<=.)(\.part|\.gz|\.xz)+$", "", path.name)
+    return path.parent / f"{Path(name).stem}{suffix}"
+
+
 def plan(path: Path) -> Path:
-    """The path of its plan: out.plan for out.pya, and for the out.pya.part that a killed program left."""
-    return path.parent / f"{Path(path.name.removesuffix('.part')).stem}.plan"
+    """The path of its plan."""
+    return made(path, ".plan")
 
 
 def is_being_written(path: Path) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import lzma
 import pickle
 import pickletools
 import subprocess
@@ -219,6 +221,20 @@ def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
         json.loads(content)
     if to == "csv":
         assert content.count(b"\n") == 1 + trace.analyse(path).totals["n_events"]
+
+
+@pytest.mark.parametrize("ending", [".pya", ".pya.part", ".pya.gz", ".pya.part.xz"])
+def test_what_is_made_from_a_recording_has_its_name(
+    plan: Plan, tmp_path: Path, ending: str
+) -> None:
+    """Without what says that it was cut off or is compressed."""
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(Path(ending).suffix, bytes)
+    path = tmp_path / f"my.run{ending}"
+    path.write_bytes(pack(small_trace(plan).read_bytes()))
+    pyalloc("plan", path)
+    pyalloc("export", path, "--to", "csv")
+    names = {each.name for each in tmp_path.glob("my.run*")}
+    assert names == {path.name, "my.run.plan", "my.run.csv"}
 
 
 def test_csv_reads_a_trace_once(
