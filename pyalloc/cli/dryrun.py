@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from pyalloc import replaying
 from pyalloc.common import console
 from pyalloc.common.config import PLAN
-from pyalloc.errors import UsageError
+from pyalloc.errors import TraceError, UsageError
 from pyalloc.inside import autorecord
 from pyalloc.outside import dryrun, launching
 from pyalloc.report.dryrun import summary
@@ -91,15 +92,35 @@ class Command:
         result = dryrun.run(options, functools.partial(autorecord.remove_earlier, args.record))
         print(summary(result), file=sys.stderr)
         if args.record is not None:
-            print(_recorded(autorecord.written(args.record) - before), file=sys.stderr)
+            print(_recorded(autorecord.written(args.record) - before, result), file=sys.stderr)
         if args.json is not None:
             console.write(args.json, result.to_json() + "\n", args.force)
         return result.exit_code
 
 
-def _recorded(paths: set[Path]) -> str:
-    if not paths:
-        return wrapped(f"recorded: {autorecord.NOTHING}", rest="    ")
-    names = console.joined(sorted(paths))
-    cut = any(path.suffix == ".part" for path in paths)
-    return f"  recorded{' (cut off)' if cut else ''}: pyalloc report {names}"
+def _recorded(paths: set[Path], result: dryrun.Result) -> str:
+    """Which files the program was recorded to.  Another command may have begun to record to the same name meanwhile."""
+    pids = (None, *result.processes)
+    own = {path for path in paths if not result.processes or _pid(path) in pids}
+    others = sorted(paths - own)
+    told = f"another command recorded to {console.joined(others)}"
+    rest = "\n" + wrapped(told, rest="    ") if others else ""
+    if not own:
+        return wrapped(f"recorded: {autorecord.NOTHING}", rest="    ") + rest
+    cut = any(path.suffix == ".part" for path in own)
+    names = console.joined(sorted(own))
+    return f"  recorded{' (cut off)' if cut else ''}: pyalloc report {names}{rest}"
+
+
+def _pid(path: Path) -> int | None:
+    """Of the recorded process; None if the file does not say."""
+    from pyalloc import reading  # loads all that reads traces: slow
+
+    try:
+        for event in itertools.takewhile(lambda each: each.kind == "user", reading.events(path)):
+            key, _, value = event.text.partition("=")
+            if key == "pid" and value.isdecimal():
+                return int(value)
+    except TraceError:  # a process was killed before it had written anything
+        pass
+    return None

@@ -185,14 +185,18 @@ def _start_from_environment() -> None:
     if recording.is_active():
         return
     try:
-        path = _own_path(Path(os.environ[PATH]))
+        given = Path(os.environ[PATH])
+        path, wanted = _own_path(given), ranked.own(given)
         stacks, automatic = os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1"
         recording.check_stacks(stacks)
         try:
             _start(path, stacks, automatic)
         except UsageError:  # another process took the name at the same time
-            _start(_path_of_process(path), stacks, automatic)
+            path = _path_of_process(path)
+            _start(path, stacks, automatic)
         leaving.before(recording.stop_at_exit)
+        if _is_teller() and path != wanted:
+            console.complain(f"pyalloc: recording to {path}, because another process took {wanted}")
     except Exception as error:
         print(f"pyalloc: this process is not being recorded: {error}", file=sys.stderr)
 

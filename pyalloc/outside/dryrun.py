@@ -84,9 +84,9 @@ class Result:
     the last out-of-memory error, including the refused request; 0: there was none.
     memory_calls: calls that take, map or release device memory.  dtoh_copies: copies from the device to the host;
     known_copies: those whose values are right although no kernel ran.
-    untold: processes without torch's figures; if they were to use pyalloc, they did not.  has_lost_path: one of these
-    was given a PYTHONPATH without pyalloc.  killed: processes that began to use a device and left no figures;
-    still_running: those that were not waited for.
+    processes: all that began to use a device.  untold: processes without torch's figures; if they were to use pyalloc,
+    they did not.  has_lost_path: one of these was given a PYTHONPATH without pyalloc.  killed: processes that began to
+    use a device and left no figures; still_running: those that were not waited for.
     replaced: the program chose an allocator itself.
     masks: masks used as indices and taken as all true.  distinct: calls that ask which elements differ, answered with
     all.  guessed: tensors of labels, counts or lengths that made no sense and were replaced.
@@ -118,6 +118,7 @@ class Result:
     dtoh_copies: int
     dtoh_bytes: int
     missing: tuple[str, ...]
+    processes: tuple[int, ...] = ()
     untold: tuple[int, ...] = ()
     has_lost_path: bool = False
     killed: tuple[int, ...] = ()
@@ -345,7 +346,8 @@ def _sum_up(
     begun = _begun(folder)
     running = {pid for pid in begun if processes.is_there(pid)}  # ask first: one may end now
     counters = _load(folder, "device.*.json")
-    told_nothing = begun - {int(process["pid"]) for process in counters}
+    counted = {int(process["pid"]) for process in counters}
+    told_nothing = begun - counted
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
     uses = tuple(_uses(counters, reports, folder))
     untold = {use.pid for use in uses if use.pid not in reports}
@@ -378,6 +380,7 @@ def _sum_up(
         dtoh_copies=sum(process["dtoh_copies"] for process in counters),
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
         missing=absent,
+        processes=tuple(sorted(begun | counted)),
         untold=tuple(sorted(untold)),
         has_lost_path=any(
             process["pid"] in untold and not process["on_python_path"] for process in counters

@@ -57,7 +57,7 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
 ) -> None:
     source = "import torch; torch.empty(600 << 20, dtype=torch.uint8, device='cuda')"
-    arguments = ["--memory", "500MiB", "--allocator", allocator]
+    arguments = ["--memory", "500MiB", "--allocator", allocator, "--record", "out.pya"]
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in err
@@ -65,6 +65,7 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     # No other allocator could serve that: the advice is more memory.
     assert "with nothing wasted it needed 600.0 MiB" in flat(err)
     assert f"next: pyalloc dryrun --memory 1000MiB --allocator {allocator} " in err
+    assert "recorded: pyalloc report out.pya" in err  # also the only request was refused
 
 
 def test_a_python_that_pyalloc_cannot_get_into_is_told_why_torchs_figures_are_missing(
@@ -219,6 +220,29 @@ def test_processes_that_end_without_ceremony_are_counted_and_recorded(
     autorecord.remove_earlier(tmp_path / "out.pya")
     assert (tmp_path / "out.1.pya").exists()
     assert not (tmp_path / "out.pya.part").exists()
+
+
+def test_what_another_command_recorded_to_the_same_name_is_not_the_programs(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Two that are started at once find no file yet.  Both were named, as if they were of one program."""
+    source = """
+        import json, os, subprocess, sys, torch
+        if len(sys.argv) > 1:
+            subprocess.run(sys.argv[1:], env=json.loads(os.environ["OUTSIDE"]), check=True)
+        torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+    """
+    name = program(tmp_path, source)
+    words = ["--record", "out.pya", sys.executable, name]
+    other = [sys.executable, "-m", "pyalloc", "dryrun", *words]
+    outside = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code, _, err = finish(start([*words, *other], tmp_path, OUTSIDE=json.dumps(outside)))
+    assert code == 0, err
+    (own,) = set(tmp_path.glob("out*.pya")) - {tmp_path / "out.pya"}
+    first, second = [line for line in err.splitlines() if "recorded" in line and "report" in line]
+    assert first == "  recorded: pyalloc report out.pya"
+    assert second == f"  recorded: pyalloc report {own.name}"
+    assert err.splitlines()[-1] == "  another command recorded to out.pya"
 
 
 def test_a_process_that_only_looks_at_the_device_leaves_no_recording(

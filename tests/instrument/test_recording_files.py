@@ -192,6 +192,17 @@ torch.cuda.memory._record_memory_history(enabled=None)"""
     assert told in shown and out.exists() == (told == "")
 
 
+def test_a_name_that_is_taken_before_the_program_uses_cuda_is_told(tmp_path: Path) -> None:
+    """By another command that was started at the same time."""
+    out = tmp_path / "out.pya"
+    source = f"open({str(out)!r}, 'x').close(); import torch; torch.ones(3).cuda()"
+    run = [sys.executable, "-m", "pyalloc", "run", "--record", out, sys.executable, "-c", source]
+    told = pyalloc("dryrun", *run)
+    (own,) = set(tmp_path.glob("out*.pya")) - {out}
+    assert f"pyalloc: recording to {own}, because another process took {out}\n" in told
+    assert trace.totals(own)["n_allocs"] == 1
+
+
 @pytest.mark.parametrize("name", ["out.oom.txt", "out.rank1.oom.txt"])
 def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, name: str) -> None:
     out, mine = tmp_path / "out.pya", tmp_path / name
