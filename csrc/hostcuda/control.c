@@ -214,9 +214,12 @@ control_at_exit(void) {
         (void)snprintf(pid, sizeof pid, "%ld", (long)getpid());
     }
     int n = snprintf(path, sizeof path, "%.*s%s%s", head, form, pid, mark == NULL ? "" : mark + 2);
+    errno = ENAMETOOLONG;
     bool fits = n >= 0 && (size_t)n < sizeof path;
     /* ENOENT: the folder of a dry run that did not wait for this process is gone; nobody reads them. */
     if (!fits || (pya_hostcuda_write_counters(path) != 0 && errno != ENOENT)) {
-        (void)fprintf(stderr, "pyalloc hostcuda: cannot write the counters to %s\n", path);
+        (void)fprintf(
+            stderr, "pyalloc hostcuda: cannot write the counters to %s: %s\n", path,
+            strerror(errno));
     }
 }

@@ -510,6 +510,19 @@ def test_counters_are_their_owners_whatever_the_umask(cuda: Cuda, tmp_path: Path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_why_counters_cannot_be_written_is_told(libraries: Path, tmp_path: Path) -> None:
+    """With a full temporary folder, a dry run says only that the process was killed."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "device.json"
+    source = f"import ctypes; ctypes.CDLL({str(libraries / 'libcuda.so.1')!r}).cuInit(0)"
+    env = {**os.environ, "PYALLOC_HOSTCUDA_COUNTERS": str(path)}
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=env, capture_output=True, text=True, check=True
+    )
+    told = f"pyalloc hostcuda: cannot write the counters to {path}: Not a directory\n"
+    assert done.stderr == told
+
+
 def test_memory_of_another_process_is_of_the_same_device(libraries: Path) -> None:
     """However either process numbers them; what is not visible cannot be opened."""
     start = """
