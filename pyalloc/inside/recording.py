@@ -470,7 +470,10 @@ def _check_free() -> None:
 
 
 def _already(path: Path) -> UsageError:
-    return UsageError(f"already recording to {path}")
+    return UsageError(
+        f"already recording to {path}; a process makes one recording at a time: let that one end first, or start the "
+        "program without --record"
+    )
 
 
 def check_stacks(stacks: str) -> None:
