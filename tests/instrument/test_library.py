@@ -37,6 +37,7 @@ import resource, sys, torch, pyalloc
 from pyalloc.inside import recording
 recording._FLUSH_S = 1000  # the error comes where the block ends
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
+sys.dont_write_bytecode = True  # of modules imported from now on: Python would cut them off
 try:
     with pyalloc.record(sys.argv[1]):
         for n in range(20000):

@@ -139,7 +139,8 @@ if __name__ == "__main__":
 def with_a_full_disk(temporary: Path, *words: object) -> str:
     """What `pyalloc ...` says of it."""
     done = subprocess.run(
-        [sys.executable, "-m", "pyalloc", *map(str, words)],
+        # -B: Python would leave compiled modules that are cut off, and every later import would fail.
+        [sys.executable, "-B", "-m", "pyalloc", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
         stderr=subprocess.PIPE,

@@ -79,10 +79,11 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
 ) -> None:
     source = f"""
-        import resource, signal, torch, pyalloc
+        import resource, signal, sys, torch, pyalloc
         from pyalloc.inside import eventsources
         torch.ones(1, device="cuda")
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        sys.dont_write_bytecode = True  # of modules imported from now on: Python would cut them off
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
         eventsources._TORCH_S = 0
         try:
@@ -106,9 +107,10 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
 def test_a_disk_that_is_full_at_the_end_is_told_in_a_line(tmp_path: Path, allocator: str) -> None:
     script, out = tmp_path / "program.py", tmp_path / "out.pya"
     script.write_text(
-        "import resource, signal, torch\n"
+        "import resource, signal, sys, torch\n"
         "torch.ones(1, device='cuda')\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "sys.dont_write_bytecode = True\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))\n"
         "kept = [torch.empty(100 + i % 977, device='cuda') for i in range(5000)]\n"
     )
