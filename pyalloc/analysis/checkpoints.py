@@ -335,7 +335,8 @@ def _passes(blocks: list[Block], analysis: Analysis) -> int:
     """The least number of calls of a module that made these blocks, on any line; small blocks may be made only once."""
     least = max(block.bytes for block in blocks) // 4
     large = [block for block in blocks if block.bytes >= least]
-    return min(Counter((b.module, analysis.frames(b.stack)[:1]) for b in large).values())
+    at = (source.innermost(analysis.frames(block.stack)) for block in large)
+    return min(Counter(zip((block.module for block in large), at, strict=True)).values())
 
 
 def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:

@@ -70,10 +70,8 @@ def _foreach(analysis: Analysis) -> Iterator[Advice]:
 
 def _is_of_all(frames: tuple[Frame, ...]) -> bool:
     """Does an optimizer, of torch's or another library's, take all parameters at once here?"""
-    line = next(
-        (Place(file, line, name) for name, file, line in frames if file.endswith(".py")), None
-    )
-    if line is not None and "_foreach_" in source.text_of(line):
+    at = source.innermost_in_python(frames)
+    if at is not None and "_foreach_" in source.text_of(Place(at[1], at[2], at[0])):
         return True
     is_torchs = bool(source.optimizer(frames))
     return is_torchs and any(name.startswith("_multi_tensor_") for name, _, _ in frames)

@@ -221,6 +221,16 @@ def _is_route(frame: Frame) -> bool:
     return bool(_ROUTE.search(file)) or (name in _OVERRIDES and "/torch/" in file)
 
 
+def innermost(frames: tuple[Frame, ...]) -> Frame | None:
+    """The innermost call that is not torch's way to a kernel, such as a default device's mode."""
+    return next((frame for frame in frames if not _is_route(frame)), None)
+
+
+def innermost_in_python(frames: tuple[Frame, ...]) -> Frame | None:
+    """The same without C++."""
+    return innermost(tuple(frame for frame in frames if not is_cpp(frame[1])))
+
+
 def nameless(frames: tuple[Frame, ...], phase: str) -> str:
     """What is known about a request without a line of Python; phase: the one it was made in."""
     is_known = phase == "backward" or (bool(frames) and is_backward(frames))
@@ -331,8 +341,8 @@ def _is_product(frames: tuple[Frame, ...]) -> bool:
 
 def is_torchs(frames: tuple[Frame, ...]) -> bool:
     """Is this made inside one of torch's own Python functions, not by the line that calls it?"""
-    innermost = next((f for _, f, _ in frames if not is_cpp(f) and not _ROUTE.search(f)), "")
-    return bool(_OF_TORCH.search(innermost))
+    at = innermost_in_python(frames)
+    return at is not None and bool(_OF_TORCH.search(at[1]))
 
 
 def text_of(where: Place) -> str:

@@ -42,8 +42,14 @@ def test_what_a_function_makes_once_and_keeps_is_in_no_checkpoints_way(plan: Pla
         ("{}", "x + {}", ""),  # what the layer returns is added up and dropped
         # What it returns is dropped once the next layer has it in half precision.
         ("{}.float()", "{}", "with torch.autocast('cuda', dtype=torch.bfloat16): "),
+        # torch's code for a default device is around each call.
+        (
+            "x + {}",
+            "{}",
+            "with torch.device('cuda'), torch.autocast('cuda', dtype=torch.bfloat16): ",
+        ),
     ],
-    ids=["residual", "residual_outside", "cast"],
+    ids=["residual", "residual_outside", "cast", "default_device"],
 )
 def test_checkpoints_save_what_is_said(
     record: Record, result: str, step: str, context: str

@@ -151,9 +151,11 @@ def test_fused_ops_are_lines_of_the_program_that_calls_them(folder: str) -> None
 
 def test_a_kernel_that_torch_looks_for_in_python_is_its_callers() -> None:
     router = ("eager_router", "/x/site-packages/torch/_native/registry.py", 958)
+    default_device = ("__torch_function__", "/x/site-packages/torch/utils/_device.py", 122)
     norm = ("norm", "/x/site-packages/torch/functional.py", 1900)
-    assert source.is_torchs((router, norm))
-    assert not source.is_torchs((router, ("work", "/home/me/model.py", 3)))
+    for way in router, default_device:
+        assert source.is_torchs((way, norm))
+        assert not source.is_torchs((way, ("work", "/home/me/model.py", 3)))
 
 
 def test_where_nothing_is_the_users_torchs_way_to_a_kernel_is_the_last_to_be_named() -> None:
