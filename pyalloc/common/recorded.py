@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -27,8 +28,13 @@ def check_name(path: Path) -> None:
     """Refuses a path that a recording cannot have.
 
     Raises:
-        UsageError: it is a folder.
+        UsageError: it is a folder, or too long: the recording would fail once the program uses CUDA.
     """
+    try:
+        os.lstat(f"{path}.part")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"{path}: the name is too long; choose a shorter one") from None
     if not path.name or path.is_dir():
         raise UsageError(f"{path} is a folder; name a file in it, such as {path / 'out.pya'}")
 

@@ -484,6 +484,16 @@ def test_a_folder_is_no_recording_to_overwrite(
     assert f"{tmp_path} is a folder" in told and "--force" not in told
 
 
+def test_a_name_that_is_too_long_is_told_before_the_program_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if it is too long only with the `.part` of a recording that has not ended."""
+    for name in (f"{'x' * 300}.pya", f"{'x' * 248}.pya"):
+        path = tmp_path / name
+        assert cli.main(["dryrun", "--record", str(path), sys.executable, "-V"]) == 2
+        assert f"{path}: the name is too long" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     ["replay", "report", "top", "stats", "diff", "sweep", "events", "plan", "export --to csv"],
