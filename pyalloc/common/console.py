@@ -154,7 +154,7 @@ def check_output(path: Path | None, force: bool) -> None:
         return
     if str(path) == "-":
         raise UsageError("-o does not take '-'; leave -o out, or name a file")
-    if path.exists() and not path.is_file():
+    if files.is_special(path):
         raise UsageError(f"{path} is not a regular file; choose another name")
     if path.exists() and not force:
         raise UsageError(f"{path} already exists; --force overwrites it")

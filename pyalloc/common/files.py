@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def is_special(path: Path) -> bool:
+    """Must it not be replaced?  It is no regular file, or a link such as /dev/stdout, which may lead to one."""
+    return path.exists() and (not path.is_file() or path.absolute().parent == Path("/dev"))
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Opens a new file (mode 0600) that replaces path, or a link of that name, if the `with` block ends without error.

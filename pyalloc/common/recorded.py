@@ -28,7 +28,7 @@ def check_name(path: Path) -> None:
     """Refuses a path that a recording cannot have.
 
     Raises:
-        UsageError: it is a folder, or too long: the recording would fail once the program uses CUDA.
+        UsageError: it is a folder, a device or a pipe, or too long: that would fail once the program uses CUDA.
     """
     try:
         os.lstat(f"{path}.part")
@@ -37,6 +37,8 @@ def check_name(path: Path) -> None:
             raise UsageError(f"{path}: the name is too long; choose a shorter one") from None
     if not path.name or path.is_dir():
         raise UsageError(f"{path} is a folder; name a file in it, such as {path / 'out.pya'}")
+    if files.is_special(path):
+        raise UsageError(f"{path} is not a regular file; choose another name")
 
 
 def part(path: Path) -> Path:

@@ -125,6 +125,28 @@ def test_a_trace_replaces_no_pipe_and_no_folder(
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("words", [["stats", "x.pya", "-o"], ["run", "--record"]])
+def test_names_of_the_output_stay_links(tmp_path: Path, words: list[str]) -> None:
+    """Where the output goes to a file, --force was proposed, with which root would have replaced /dev/stdout."""
+    with (tmp_path / "out").open("w") as file:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pyalloc",
+                *words,
+                "/dev/stdout",
+                *["python"] * (len(words) < 3),
+            ],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "/dev/stdout is not a regular file; choose another name" in done.stderr
+
+
 def test_what_commands_write_is_private(tmp_path: Path) -> None:
     source = str(make_trace(tmp_path / "in.pya"))
     for words in (
