@@ -14,6 +14,10 @@
 extern "C" {
 #endif
 
+/* A large request is a tensor that grows if each of the last PYA_GROWING_FROM was larger than the one before by at most
+ * 1/PYA_GROWING_SHARE of it and one page. */
+enum { PYA_GROWING_FROM = 2, PYA_GROWING_SHARE = 8 };
+
 struct pya_repeat;
 struct pya_stay;
 struct pya_stitches;
@@ -114,6 +118,17 @@ pya_givers_next(const struct pya_arena *arena) {
 void pya_arena_offer(struct pya_arena *arena);
 /* Removes arenas that no longer have pages to give from the list. */
 void pya_givers_review(struct pya_card *card);
+
+/* Was each of the last large requests slightly larger than the one before, as when one tensor grows? */
+static inline bool
+pya_arena_is_growing(const struct pya_arena *arena) {
+    return arena->n_grown >= PYA_GROWING_FROM;
+}
+/* Could a tensor of n_before pages grow to n in one step? */
+static inline bool
+pya_grows_to(size_t n_before, size_t n) {
+    return n >= n_before && n - n_before <= n_before / PYA_GROWING_SHARE + 1;
+}
 
 /* Creates an arena for the fence's stream. */
 PYA_MUST_CHECK pya_status pya_arena_create(

@@ -17,9 +17,9 @@ struct pya_stitch;
 struct pya_use;
 
 enum pya_block_state {
-    PYA_BLOCK_FREE,     /* in the arena's fit index; never beside another FREE block */
-    PYA_BLOCK_USED,     /* handed out at its home address */
-    PYA_BLOCK_LENT,     /* its bytes are part of the stitched block `owner` */
+    PYA_BLOCK_FREE, /* in the arena's fit index; never beside another FREE block */
+    PYA_BLOCK_USED, /* handed out at its home address */
+    PYA_BLOCK_LENT, /* its bytes are part of the stitched block `owner`, or hidden (nest.h) if NULL */
     PYA_BLOCK_HOLE,     /* address space without a page */
     PYA_BLOCK_DEAD,     /* still mapped, but the home of its pages is elsewhere now */
     PYA_BLOCK_STITCHED, /* handed out at a stitched address; not in any range */

@@ -22,6 +22,7 @@ struct pya_arena;
 struct pya_fence;
 struct pya_import;
 struct pya_pending;
+struct pya_stitch;
 
 /* A private pool: memory of CUDA graphs or of torch.cuda.MemPool, kept apart.  n_users counts graphs and MemPools.
  * At 0 the pool's idle memory may be given back or taken by others, and the pool disappears with its last block. */
@@ -83,7 +84,11 @@ struct pya_card {
     struct pya_arena *giving;  /* in private pools that have pages for others */
     struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
     struct pya_pool *pools;
-    uint64_t n_pool_drops;       /* how often a pool lost its last user */
+    const struct pya_stitch
+        *nest;                /* the latest idle range of a growing tensor (nest.h); NULL: none */
+    struct pya_block *hidden; /* its free bytes: LENT blocks without an owner; NULL: none */
+    unsigned n_loans;         /* requests that took some of them since the tensor last grew */
+    uint64_t n_pool_drops;    /* how often a pool lost its last user */
     struct pya_pending *pending; /* queues of streams with recorded blocks; NULL: none so far */
     struct pya_fence *fences;    /* one for each known stream (fence.h) */
     size_t n_fences;             /* without those that are gone */

@@ -81,6 +81,7 @@ arena_find_run(const struct pya_arena *arena, const struct pya_claim *claim) {
 static pya_status
 arena_claim(struct pya_arena *arena, const struct pya_claim *claim, struct pya_block **out) {
     pya_arena_unpark(arena);
+    pya_nest_open(arena->card);
     struct pya_block *run = arena_find_run(arena, claim);
     if (run != NULL) {
         *out = pya_arena_carve(arena, run, claim->addr, claim->bytes, PYA_BLOCK_USED);

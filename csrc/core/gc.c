@@ -211,6 +211,7 @@ pya_gc_collect(struct pya_card *card, size_t n_bytes, const struct pya_arena *ke
         return 0;
     }
     pya_card_unpark(card);
+    pya_nest_open(card);
     card_ask(card);
     size_t n_pages = n_bytes / PYA_PAGE + (n_bytes % PYA_PAGE != 0);
     size_t n_freed = pya_card_has_vmm(card) ? collect_pages(card, n_pages, keep, n_keep)

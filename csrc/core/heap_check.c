@@ -68,6 +68,8 @@ card_check(const struct pya_card *card) {
     size_t plain_bytes = 0;
     size_t range_bytes = 0;
     size_t n_live = 0;
+    size_t n_hidden = 0;
+    size_t n_in_nest = 0;
     size_t n_mappings = 0;
     size_t n_marked = 0;
     pya_ptrmap_each(&card->live, live_add, &live);
@@ -78,6 +80,7 @@ card_check(const struct pya_card *card) {
             range_bytes += r->slots == NULL ? 0 : r->bytes;
             for (const struct pya_block *b = r->first; b != NULL; b = b->next) {
                 n_live += b->state == PYA_BLOCK_USED;
+                n_hidden += b->state == PYA_BLOCK_LENT && b->owner == NULL;
             }
         }
         const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
@@ -85,6 +88,10 @@ card_check(const struct pya_card *card) {
             n_live += s->block != NULL;
         }
     }
+    for (const struct pya_block *b = card->hidden; b != NULL; b = b->next_piece) {
+        n_in_nest += b->state == PYA_BLOCK_LENT && b->owner == NULL;
+    }
+    n_wrong += card_violation(card, "hidden blocks", n_hidden, n_in_nest);
     n_wrong += pya_pages_check(&card->pages);
     for (size_t i = 0; i < card->pages.n_items; i++) {
         n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;

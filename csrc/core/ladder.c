@@ -16,7 +16,7 @@
  * takes some more pages, but avoids ranges of parts, which could not be extended the next time. */
 static struct pya_stitch *
 ladder_short(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_plea *plea) {
-    bool is_growing = pya_policy_is_growing(arena);
+    bool is_growing = pya_arena_is_growing(arena);
     bool is_wanted = pya_repeat_is_known(arena) && !is_growing;
     struct pya_stitch *shorter = is_wanted ? NULL : pya_stitch_find_short(arena, plea->bytes);
     const size_t n_most = is_growing ? plea->n - 1 : mosaic->n_lacking;
@@ -121,6 +121,11 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     pya_device_begin(card->dev);
     pya_status st = climb_at_ease(arena, bytes, is_small, out, &is_last);
     pya_device_end(card->dev);
+    if (is_last && pya_is_shortage(st) && card->hidden != NULL) {
+        pya_nest_open(card);
+        st = pya_ladder_refit(arena, bytes, is_small, out);
+        st = st == PYA_OK && *out == NULL ? PYA_E_NOMEM : st;
+    }
     return is_last && pya_is_shortage(st) ? pya_ladder_squeeze(arena, bytes, is_small, out) : st;
 }
 
@@ -169,6 +174,24 @@ ladder_reclaim(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     return pya_ladder_refit(arena, bytes, is_small, out);
 }
 
+/* What becomes of the nest (nest.h) when no free run fits? */
+enum nest_fate {
+    NEST_OPENS,  /* its tensor grows, or there is none */
+    NEST_LENDS,  /* the request may have some of its bytes; the others are hidden again */
+    NEST_SPARED, /* memory may grow a little instead */
+};
+
+static enum nest_fate
+climb_nest(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_card *card = arena->card;
+    const size_t n = pya_pages_for(bytes);
+    const struct pya_stitch *nest = card->nest;
+    if (card->hidden == NULL || nest == NULL || nest->arena != arena || n >= nest->n_pages) {
+        return NEST_OPENS;
+    }
+    return pya_policy_spares_nest(card, bytes, n) ? NEST_SPARED : NEST_LENDS;
+}
+
 /* Can nothing make room?  Then no page is requested, no host memory taken, nothing given back and no policy changed.
  * A pool's own allocator may have more memory than the card. */
 static bool
@@ -185,9 +208,14 @@ climb_is_hopeless(const struct pya_arena *arena, size_t bytes) {
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
+    const enum nest_fate fate = climb_nest(arena, bytes);
     pya_pages_try_anew(&arena->card->pages);
     pya_card_unpark(arena->card);
-    pya_status st = ladder_reclaim(arena, bytes, is_small, &block);
+    if (fate != NEST_SPARED) {
+        pya_nest_open(arena->card);
+    }
+    pya_status st = fate == NEST_LENDS ? pya_ladder_refit(arena, bytes, is_small, &block) : PYA_OK;
+    st = st == PYA_OK && block == NULL ? ladder_reclaim(arena, bytes, is_small, &block) : st;
     if (st == PYA_OK && block == NULL) {
         st = PYA_E_NOMEM;
         if (climb_is_hopeless(arena, bytes)) {
@@ -205,6 +233,9 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     PYA_ASSERT(block != NULL);
     if (block == NULL) {
         return PYA_E_NOMEM;
+    }
+    if (fate == NEST_LENDS) {
+        pya_nest_close(arena->card);
     }
     *out = block;
     return PYA_OK;

@@ -111,6 +111,7 @@ static bool
 card_has_spare(struct pya_card *card) {
     size_t n_at_home = 0;
     pya_card_unpark(card);
+    pya_nest_open(card);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         if (arena_has_spare(arena)) {
             return true;

@@ -4,7 +4,7 @@
  * stream and waits in the stream's queue.  Nothing is allocated during a free, because a free must not fail. */
 #pragma once
 
-#include "stitch.h"
+#include "nest.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,7 +44,7 @@ pya_block_release(struct pya_block *block) {
         pya_block_trace_release(block);
     }
     if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
-        pya_stitch_give(block);
+        pya_nest_give(block);
     } else {
         pya_arena_park(arena, block);
     }

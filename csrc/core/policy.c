@@ -65,12 +65,8 @@ enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 /* Requests of at least 1/BALANCED_MOVE_SHARE of peak live move pages to the end of the arena instead of stitching.
  * If streams share memory, all do: a stream can take over a part of adjacent pages, but a stitched range only whole. */
 #define BALANCED_MOVE_SHARE 4
-/* Large requests are stitched all the same if each of the last GROWING_FROM was larger than the one before by at most
- * 1/GROWING_SHARE of it and one page ... */
-#define GROWING_SHARE 8
-#define GROWING_FROM 2
-/* ... or if REPEATED_FROM in a row had the size of the one before: a stitched range is then reused, a moved run
- * never. */
+/* Large requests are stitched all the same if a tensor grows (arena.h), or if REPEATED_FROM in a row had the size of
+ * the one before: a stitched range is then reused, a moved run never. */
 #define REPEATED_FROM 2
 /* A stitched block owns its pages whole.  If the live ones and this one leave more bytes of their pages unused than
  * WASTE_SHARE of what this stitch saves, new pages are better: they hold blocks of any size. */
@@ -129,6 +125,11 @@ static double
 excess_with(const struct pya_card *card, size_t bytes, size_t n) {
     double grown = (double)(card->reserved_bytes + n * PYA_PAGE);
     return grown / (double)peak_with(card, bytes) - 1 - EXCESS_FREE;
+}
+
+bool
+pya_policy_spares_nest(const struct pya_card *card, size_t bytes, size_t n_pages) {
+    return !card->is_short && excess_with(card, bytes, n_pages) <= 0;
 }
 
 size_t
@@ -203,11 +204,6 @@ debt_after_growth(const struct pya_arena *arena, size_t n) {
     return reuse(arena->card) < REUSE_LEAST && left > 0 ? left : 0;
 }
 
-bool
-pya_policy_is_growing(const struct pya_arena *arena) {
-    return arena->n_grown >= GROWING_FROM;
-}
-
 /* Is this one tensor that grows, each large request slightly larger than the one before?  A stitched range is
  * extended by just what it lacks, whereas pages can be moved to the end of the arena for only one tensor.  Or does
  * the same request recur, so that it will find its range again? */
@@ -215,14 +211,14 @@ static bool
 is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     size_t n = pya_pages_for(bytes);
     size_t n_before = arena->large_pages;
-    if (n < n_before || n - n_before > n_before / GROWING_SHARE + 1) {
+    if (!pya_grows_to(n_before, n)) {
         arena->n_grown = 0;
     } else if (n > n_before) {
         arena->n_grown++;
     }
     arena->n_repeated = n == n_before ? arena->n_repeated + 1 : 0;
     arena->large_pages = n;
-    return pya_policy_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
+    return pya_arena_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
 }
 
 /* Has peak live repeatedly risen by as much as the choice before had saved? */

@@ -30,8 +30,8 @@ struct pya_plea {
 
 /* Decides on a request for which pya_policy_may_save() is true.  May reset the arena's account. */
 enum pya_plan pya_policy_plan(struct pya_arena *arena, const struct pya_plea *plea);
-/* Was each of the last large requests slightly larger than the one before, as when one tensor grows? */
-bool pya_policy_is_growing(const struct pya_arena *arena);
+/* Is so little unused that a growth by n_pages for a request of `bytes` is better than using the nest (nest.h)? */
+bool pya_policy_spares_nest(const struct pya_card *card, size_t bytes, size_t n_pages);
 /* How many pages a growth that needs n_pages should create at least.  May be 0 for a pool that has little. */
 size_t pya_policy_step(const struct pya_arena *arena, size_t bytes, size_t n_pages);
 /* Charges the mapping of n_handles for a stitch or a move. */

@@ -251,6 +251,7 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
     st = pya_device_mem_info(card->dev, &info.free_bytes, &info.total_bytes);
     info.limit_bytes = card->limit_bytes;
     pya_card_unpark(card);
+    pya_nest_open(card);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const size_t all = arena->free_pages * PYA_PAGE;
         size_t stitchable = all - pya_mosaic_plan(arena, all, false).n_lacking * PYA_PAGE;

@@ -240,6 +240,7 @@ pya_snapshot_take(
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
             pya_card_unpark(card);
+            pya_nest_open(card);
             const size_t first_segment = snap.n_segments;
             painter_card(&painter, card, pool);
             if (with_trace) {

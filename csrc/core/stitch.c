@@ -66,12 +66,6 @@ stitch_unlink(struct pya_stitch *stitch) {
     }
 }
 
-/* Does the range have no partial page or grain? */
-static bool
-stitch_is_whole(const struct pya_stitch *stitch) {
-    return stitch->bytes == stitch->n_pages * PYA_PAGE;
-}
-
 /* The part [*first, *end) of page i that the range lends; i lies between the first and the last page that lend. */
 static void
 stitch_part(const struct pya_stitch *stitch, size_t i, size_t *first, size_t *end) {
@@ -88,9 +82,8 @@ struct piece {
     size_t n_pages; /* 0: page i's part is not free in this arena */
 };
 
-/* How many pages from i on, at most n_most, also lie side by side at home. */
-static size_t
-pages_in_a_row(const struct pya_stitch *stitch, size_t i, size_t n_most) {
+size_t
+pya_stitch_row(const struct pya_stitch *stitch, size_t i, size_t n_most) {
     const struct pya_page *items = stitch->arena->card->pages.items;
     const pya_page_id *ids = stitch->pages + i;
     const struct pya_range *range = items[ids[0]].range;
@@ -119,8 +112,8 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     piece.addr = pya_range_addr(range, page->slot) + first;
     piece.run = end - first == PYA_PAGE ? pya_range_free_run(range, page->slot)
                                         : pya_range_block_at(range, piece.addr, SIZE_MAX);
-    bool is_usable = stitch_is_whole(stitch) ? pya_arena_may_use(arena, piece.run)
-                                             : pya_arena_has_run(arena, piece.run);
+    bool is_usable = pya_stitch_is_whole(stitch) ? pya_arena_may_use(arena, piece.run)
+                                                 : pya_arena_has_run(arena, piece.run);
     if (!is_usable) {
         return piece;
     }
@@ -135,7 +128,7 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     const size_t stop = pya_stitch_end(stitch);
     size_t last_bytes = stitch->offset + stitch->bytes - (stop - 1) * PYA_PAGE;
     n_most += i + n_most + 1 == stop && left % PYA_PAGE >= last_bytes;
-    piece.n_pages = pages_in_a_row(stitch, i, n_most);
+    piece.n_pages = pya_stitch_row(stitch, i, n_most);
     piece.bytes += (piece.n_pages - 1) * PYA_PAGE;
     if (piece.n_pages > 1 && i + piece.n_pages == stop) {
         piece.bytes -= PYA_PAGE - last_bytes;
@@ -170,7 +163,7 @@ stitch_find_in(const struct pya_arena *from, const struct pya_arena *arena, size
     for (; stitch != NULL; stitch = stitch->next_same) {
         bool is_idle = stitch->block == NULL && !stitch->is_broken;
         bool is_fit = stitch->bytes == (stitch->is_shared ? bytes : whole) &&
-                      (from == arena || stitch_is_whole(stitch));
+                      (from == arena || pya_stitch_is_whole(stitch));
         size_t n_records;
         if (is_idle && is_fit && stitch_is_free(stitch, arena, &n_records)) {
             return stitch;
@@ -224,7 +217,7 @@ pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
     }
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
     for (int i = 0; stitch != NULL && i < SHORT_TRIES; stitch = stitch->older, i++) {
-        bool is_idle = stitch->block == NULL && !stitch->is_broken && stitch_is_whole(stitch);
+        bool is_idle = stitch->block == NULL && !stitch->is_broken && pya_stitch_is_whole(stitch);
         size_t n_records;
         if (is_idle && stitch->n_pages >= least && stitch->n_pages < most &&
             stitch->range_bytes >= most * PYA_PAGE && stitch_is_free(stitch, arena, &n_records)) {
@@ -286,6 +279,13 @@ stitch_map(struct pya_card *card, struct pya_stitch *stitch, size_t n_old) {
     return st;
 }
 
+/* The range is about to change or to go: the card no longer keeps it free. */
+static void
+stitch_leave_nest(const struct pya_stitch *stitch) {
+    struct pya_card *card = stitch->arena->card;
+    card->nest = card->nest == stitch ? NULL : card->nest;
+}
+
 /* Counts the mappings from n_old on and makes the range known to its arena. */
 static void
 stitch_adopt(struct pya_stitch *stitch, size_t n_old) {
@@ -303,7 +303,7 @@ stitch_reserve(struct pya_stitch *stitch) {
     struct pya_card *card = stitch->arena->card;
     struct pya_device *dev = card->dev;
     size_t least = stitch->n_pages * PYA_PAGE;
-    stitch->range_bytes = stitch_is_whole(stitch) ? 2 * least : least; /* others never grow */
+    stitch->range_bytes = pya_stitch_is_whole(stitch) ? 2 * least : least; /* others never grow */
     pya_status st = pya_device_range_reserve(dev, stitch->range_bytes, &stitch->base);
     if (st != PYA_OK && stitch->range_bytes > least) {
         stitch->range_bytes = least;
@@ -447,6 +447,7 @@ pya_stitch_extend(
         return st;
     }
     stitch_unlink(old);
+    stitch_leave_nest(old);
     free(old);
     stitch_adopt(longer, n_old);
     if (st == PYA_OK) {
@@ -486,6 +487,7 @@ stitch_forget(struct pya_stitch *stitch) {
     }
     stitch->arena->stitches->n_mappings -= stitch->n_pages;
     stitch_unlink(stitch);
+    stitch_leave_nest(stitch);
     free(stitch);
 }
 

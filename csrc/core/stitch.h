@@ -46,6 +46,15 @@ pya_stitch_end(const struct pya_stitch *stitch) {
     return pya_pages_for(stitch->offset + stitch->bytes);
 }
 
+/* Does the range have no partial page or grain? */
+static inline bool
+pya_stitch_is_whole(const struct pya_stitch *stitch) {
+    return stitch->bytes == stitch->n_pages * PYA_PAGE;
+}
+
+/* How many pages of a range from i on, at most n_most, also lie side by side at home. */
+size_t pya_stitch_row(const struct pya_stitch *stitch, size_t i, size_t n_most);
+
 struct pya_stitches {
     struct pya_stitch *buckets[PYA_STITCH_BUCKETS];
     struct pya_stitch *newest, *oldest;

@@ -245,6 +245,7 @@ pya_trim_card(
     pya_status st = PYA_OK;
     *n_freed = 0;
     pya_card_unpark(card);
+    pya_nest_open(card);
     if (pya_card_has_vmm(card)) {
         st = trim_pages(card, scope, pool, n_bytes, n_freed);
         if (st != PYA_OK) {
