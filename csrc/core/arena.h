@@ -48,6 +48,7 @@ struct pya_arena {
 
     struct pya_arena *next;
     struct pya_arena *next_common; /* within the default pool */
+    struct pya_arena *next_alike;  /* in the card's bucket */
     struct pya_fence *fence;       /* the stream's */
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */

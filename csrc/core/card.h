@@ -50,8 +50,8 @@ pya_pool_is_plain(const struct pya_pool *pool) {
     return pool != NULL && (pool->source.alloc != NULL || pool->no_split);
 }
 
-/* Cache of recently used arenas, so that a lookup stays fast when each of many graphs has its own arena. */
-enum { PYA_RECENT_BITS = 8 };
+/* Buckets of arenas by pool and stream, so that a lookup stays fast when each of many graphs or streams has its own. */
+enum { PYA_ALIKE_BITS = 8 };
 
 /* The fields that every request and every free reads come first, side by side: between two requests a program often
  * fills the processor's caches with its own data. */
@@ -78,11 +78,11 @@ struct pya_card {
     struct pya_slab uses;              /* struct pya_use (pending.h) */
     struct pya_pages pages;
 
-    struct pya_arena *arenas;  /* all, newest first */
-    struct pya_arena *common;  /* those of the default pool, in the same order */
-    struct pya_arena *parking; /* may have a parked block */
-    struct pya_arena *giving;  /* in private pools that have pages for others */
-    struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
+    struct pya_arena *arenas;                     /* all, newest first */
+    struct pya_arena *common;                     /* those of the default pool, in the same order */
+    struct pya_arena *parking;                    /* may have a parked block */
+    struct pya_arena *giving;                     /* in private pools that have pages for others */
+    struct pya_arena *alike[1 << PYA_ALIKE_BITS]; /* in each, the one used last comes first */
     struct pya_pool *pools;
     const struct pya_stitch
         *nest;                /* the latest idle range of a growing tensor (nest.h); NULL: none */

@@ -102,16 +102,20 @@ arena_count_all(struct pya_arena *arena, bool comes) {
 }
 
 static struct pya_arena **
-card_recent(struct pya_card *card, const struct pya_pool *pool, pya_stream stream) {
+card_alike(struct pya_card *card, const struct pya_pool *pool, pya_stream stream) {
     uint64_t key = (uint64_t)(uintptr_t)pool ^ (uint64_t)stream << 1;
-    return &card->recent[(key * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - PYA_RECENT_BITS)];
+    return &card->alike[(key * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - PYA_ALIKE_BITS)];
 }
 
 static void
 card_forget_arena(struct pya_card *card, const struct pya_arena *arena) {
-    struct pya_arena **recent = card_recent(card, arena->pool, arena->stream);
+    struct pya_arena **link = card_alike(card, arena->pool, arena->stream);
     card->last_arena = card->last_arena == arena ? NULL : card->last_arena;
-    *recent = *recent == arena ? NULL : *recent;
+    while (*link != arena) {
+        PYA_STEP();
+        link = &(*link)->next_alike;
+    }
+    *link = arena->next_alike;
 }
 
 /* Reuses the arena of a dropped pool, with its addresses, for the next pool: no device call.  Takes the largest one. */
@@ -164,22 +168,23 @@ arena_is_of(const struct pya_arena *arena, const struct pya_pool *pool, pya_stre
 pya_status
 pya_pool_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
-    struct pya_arena **recent = card_recent(card, pool, stream);
-    struct pya_arena *arena = *recent;
-    if (arena == NULL || !arena_is_of(arena, pool, stream)) {
-        arena = card->arenas;
-        while (arena != NULL && !arena_is_of(arena, pool, stream)) {
-            PYA_STEP();
-            arena = arena->next;
-        }
+    struct pya_arena **first = card_alike(card, pool, stream);
+    struct pya_arena **link = first;
+    while (*link != NULL && !arena_is_of(*link, pool, stream)) {
+        PYA_STEP();
+        link = &(*link)->next_alike;
     }
-    if (arena == NULL) {
+    struct pya_arena *arena = *link;
+    if (arena != NULL) {
+        *link = arena->next_alike;
+    } else {
         pya_status st = pool_new_arena(card, pool, stream, &arena);
         if (st != PYA_OK) {
             return st;
         }
     }
-    *recent = arena;
+    arena->next_alike = *first;
+    *first = arena;
     pya_fence_hear(card, arena->fence);
     card->last_arena = arena;
     *out = arena;
