@@ -12,6 +12,21 @@ enum { NEST_FROM = 128 };
 /* The tensor has not grown for so many requests that took some of the nest: it will not grow any more. */
 enum { NEST_LOANS = 64 };
 
+/* Hidden bytes are inactive: those outside of wholly free pages stay part of inactive_split. */
+static void
+nest_count(struct pya_card *card, const struct pya_block *piece, int sign) {
+    struct pya_stat *stats = card->stats.pooled[PYA_STAT_LARGE];
+    const size_t split = piece->bytes - pya_run_pages(piece->addr, piece->bytes) * PYA_PAGE;
+    const int64_t n_runs = split > 0;
+    if (sign > 0) {
+        pya_stat_add(&stats[PYA_STAT_inactive_split], n_runs);
+        pya_stat_add(&stats[PYA_STAT_inactive_split_bytes], (int64_t)split);
+    } else {
+        pya_stat_sub(&stats[PYA_STAT_inactive_split], n_runs);
+        pya_stat_sub(&stats[PYA_STAT_inactive_split_bytes], (int64_t)split);
+    }
+}
+
 /* Hides the arena's free bytes in [addr, end).  Two records were reserved. */
 static void
 nest_hide(struct pya_arena *arena, struct pya_range *range, pya_dptr addr, pya_dptr end) {
@@ -28,6 +43,7 @@ nest_hide(struct pya_arena *arena, struct pya_range *range, pya_dptr addr, pya_d
         block->owner = NULL;
         block->next_piece = card->hidden;
         card->hidden = block;
+        nest_count(card, block, 1);
     }
 }
 
@@ -84,6 +100,7 @@ pya_nest_open(struct pya_card *card) {
         struct pya_block *piece = card->hidden;
         PYA_STEP();
         card->hidden = piece->next_piece;
+        nest_count(card, piece, -1);
         (void)pya_arena_give(piece->arena, piece);
     }
 }

@@ -136,6 +136,28 @@ test_hidden_memory_is_free(void) {
     world_fini(&world);
 }
 
+/* Statistics do not tell whether bytes are hidden. */
+static void
+test_hidden_memory_is_inactive(void) {
+    static const char key[] = "inactive_split_bytes.all.current";
+    for (size_t i = 0; i < sizeof appends / sizeof *appends; i++) {
+        struct world world = {.config = {.capacity_bytes = 4096 * MIB}};
+        struct pya_memory_info info;
+        pya_dptr last = 0;
+        world_init(&world, "");
+        append_all(&world, appends[i], STEPS, &last);
+        pya_dptr row = take(&world, 5 * MIB / 2, 0); /* of a page, a part */
+        CHECK(hidden(&world) > 0);
+        const int64_t split = stat_of(world.heap, 0, key);
+        CHECK_OK(pya_memory_info(world.heap, 0, &info));
+        CHECK_EQ(hidden(&world), 0);
+        CHECK_EQ(stat_of(world.heap, 0, key), split);
+        give(&world, row);
+        give(&world, last);
+        world_fini(&world);
+    }
+}
+
 /* Where the tensor no longer grows, the rest of the program has all memory again. */
 static void
 test_nest_is_left(void) {
@@ -200,6 +222,7 @@ static const struct check_case cases[] = {
     {"ranges_stay_whole", test_ranges_stay_whole},
     {"no_memory_is_lost", test_no_memory_is_lost},
     {"hidden_memory_is_free", test_hidden_memory_is_free},
+    {"hidden_memory_is_inactive", test_hidden_memory_is_inactive},
     {"nest_is_left", test_nest_is_left},
     {"sweep", test_sweep},
 };
