@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc.analysis import allocators, attention, checkpoints, collected, leaks, retries, training
-from pyalloc.analysis.falling import alive_at, falls_by
+from pyalloc.analysis.falling import LASTING, alive_at, falls_by
 from pyalloc.analysis.idle import idle_runs, knows_backwards
 from pyalloc.analysis.meaning import FORWARDS, Analysis, in_all_layers
 from pyalloc.common.units import size
@@ -157,43 +157,88 @@ def _bytes_before(runs: list[list[Phase]], analysis: Analysis) -> Callable[[Phas
     return before
 
 
+def _bytes_likewise(
+    kept: set[Block], runs: list[list[Phase]], analysis: Analysis
+) -> Callable[[Phase], int]:
+    """A function: how many more bytes are alive in a phase because of the run of passes before it, by the peak's turn.
+
+    A program that repeats itself has other blocks each time.  The phase is as far from its run as the one by which it
+    is judged is from the last run before the peak.
+    """
+    starts = [run[0].begin for run in runs]
+    begins = [phase.begin for phase in analysis.phases]
+    turns = [bisect.bisect_left(begins, start) for start in (*starts, analysis.totals["n_events"])]
+    last = bisect.bisect_left(starts, analysis.totals["peak_event"]) - 1
+    if last < 0:
+        return lambda _: 0
+    own = {block for block in kept if block.alloc_event > starts[last]}
+    through = _bytes_through(own, analysis)
+
+    def likewise(phase: Phase) -> int:
+        turn = bisect.bisect(starts, phase.begin) - 1
+        if turn < 0 or turn == last:
+            return 0
+        at = turns[last] + bisect.bisect_left(begins, phase.begin) - turns[turn]
+        if at >= turns[last + 1] or analysis.phases[at].name != phase.name:
+            return 0
+        alive, left = through(analysis.phases[at]), sum(each.left_bytes for each in runs[turn])
+        return min(alive, left) if alive > left / 2 else 0  # less may be the passes' results
+
+    return likewise
+
+
 def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis) -> int:
     """By how many bytes the peak falls if these passes keep nothing: to what is needed, or to another phase's peak."""
     if not kept:
         return 0
     elsewhere = 0
     idle = [phase for run in runs for phase in run]
-    through, before = _bytes_through(kept, analysis), _bytes_before(runs, analysis)
+    known = (
+        _bytes_through(kept, analysis),
+        _bytes_before(runs, analysis),
+        _bytes_likewise(kept, runs, analysis),
+    )
     for phase in sorted(analysis.phases, key=lambda phase: -phase.peak_bytes):
         if phase.peak_bytes <= elsewhere:
             break
         if _in_pass(idle, phase.begin, phase.end) is None:
-            goes = max(through(phase), before(phase))
+            goes = max(of(phase) for of in known)
             elsewhere = max(elsewhere, phase.peak_bytes - goes)
     needed = max(block.bytes for block in kept)  # by the operation at work
     peak: int = analysis.totals["peak_bytes"]
     return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
 
 
-def _without(runs: list[list[Phase]], analysis: Analysis) -> tuple[int, str, int, str]:
-    """Length of the longest run, what its passes keep, how many bytes the peak falls without any run, that in words."""
+def _without_graph(kept: set[Block], analysis: Analysis) -> int:
+    """By how many bytes the peak falls without what is still there although its backward pass has ended."""
+    ended = [
+        phase.begin
+        for phase in analysis.phases
+        if phase.name == "backward" and phase.end <= analysis.totals["peak_event"]
+    ]
+    last = max(ended, default=0)
+    return falls_by([b for b in kept if b.alloc_event < last], analysis, (*LASTING, "inference"))
+
+
+def _in_words(runs: list[list[Phase]], saved: int) -> tuple[int, str, str]:
+    """Length of the longest run, what its passes keep, and how far the peak falls."""
     most = max(runs, key=len)
     left = [phase.left_bytes for phase in most]
     each = f"{'up to ' * (2 * min(left) < max(left))}{size(max(left))}"
-    passes = [phase for run in runs for phase in run]
-    saved = _falls_without(_kept_by(passes, analysis), runs, analysis)
     falls = (
         f"That would lower the peak by about {size(saved)}."
         if saved
         else "The peak lies elsewhere and would not change."
     )
-    return len(most), each, saved, falls
+    return len(most), each, falls
 
 
 def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if not runs:
         return
-    n, each, saved, falls = _without(runs, analysis)
+    passes = [phase for run in runs for phase in run]
+    saved = _falls_without(_kept_by(passes, analysis), runs, analysis)
+    n, each, falls = _in_words(runs, saved)
     keep, what = (
         (f"{n} forward passes in a row keep {each} each", "evaluation")
         if n > 1
@@ -210,7 +255,9 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
 
 def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if runs:
-        n, each, saved, falls = _without(runs, analysis)
+        passes = [phase for run in runs for phase in run]
+        saved = _without_graph(_kept_by(passes, analysis), analysis)
+        n, each, falls = _in_words(runs, saved)
         keep = f"{n} forward passes in a row keep {each} each" if n > 1 else f"A pass keeps {each}"
         yield Advice(
             "retain_graph",

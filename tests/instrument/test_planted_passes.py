@@ -114,6 +114,47 @@ def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
     assert found.saved_bytes == 44 * MIB  # what the running operation needs stays
 
 
+def test_what_passes_keep_beside_the_training_that_follows_counts_each_time(plan: Plan) -> None:
+    """As the log-probabilities that a policy's rollouts collect; one step of the peak, the other a little lower."""
+    for _ in range(3):
+        for number in range(4):
+            dropped(plan, number, range(3))
+        for number in range(4):
+            forward(plan, number, [4, 4, 4])
+        for size in 8, 6:
+            forward(plan, 4, [size])
+            plan.event("phase_begin", "backward")
+            dropped(plan, 4, [0])
+            plan.event("phase_end", "backward")
+            plan.event("phase_begin", "optimizer")
+            plan.event("phase_end", "optimizer")
+    found = kinds(plan.done())["no_grad"]
+    assert found.text.startswith("4 forward passes in a row keep 12.0 MiB each")
+    assert found.saved_bytes == 44 * MIB
+
+
+def test_a_graph_that_is_kept_for_some_steps_each_time(plan: Plan) -> None:
+    """A hidden state that is detached at every third step only: the peak comes again and again."""
+    plan.event("user", "retain_graph=True")
+    for step in range(9):
+        plan.event("step", "step", arg=step)
+        for number in range(3):
+            forward(plan, 3 * (step % 3) + number, [4, 4, 4])
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=1 << 45, bytes=MIB)
+        plan.event("free_requested", addr=1 << 45)
+        plan.event("phase_end", "backward")
+        plan.event("phase_begin", "optimizer")
+        plan.event("phase_end", "optimizer")
+        for number in range(9 if step % 3 == 2 else 0):
+            dropped(plan, number, range(3))
+    found = kinds(plan.done())
+    assert "no_grad" not in found
+    assert (
+        found["retain_graph"].saved_bytes == 48 * MIB
+    )  # of two steps, but for the last pass of each
+
+
 def test_results_that_are_dropped_at_once_are_not_kept_for_backward(plan: Plan) -> None:
     """As of the last layer, called by itself for a part of the rows at a time in a checkpoint."""
     for _ in range(3):
