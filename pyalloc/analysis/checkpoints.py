@@ -331,12 +331,25 @@ def _calls(blocks: list[Block]) -> int:
     return min(Counter(block.stack for block in blocks).values())
 
 
-def _passes(blocks: list[Block], analysis: Analysis) -> int:
-    """The least number of calls of a module that made these blocks, on any line; small blocks may be made only once."""
+def _passes(members: dict[str, list[Block]], analysis: Analysis) -> int:
+    """The least number of calls of these modules: how often others of them came in between, or their lines came again.
+
+    A line may make several blocks in a call, of sizes that differ; small blocks may be made only once.
+    """
+    made = sorted((b.alloc_event, layer) for layer, blocks in members.items() for b in blocks)
+    turns = Counter(layer for layer, _ in itertools.groupby(layer for _, layer in made))
+    return min(max(turns[layer], _repeats(each, analysis)) for layer, each in members.items())
+
+
+def _repeats(blocks: list[Block], analysis: Analysis) -> int:
+    """The least number of times that lines made large blocks of one size."""
     least = max(block.bytes for block in blocks) // 4
-    large = [block for block in blocks if block.bytes >= least]
-    at = (source.innermost(analysis.frames(block.stack)) for block in large)
-    return min(Counter(zip((block.module for block in large), at, strict=True)).values())
+    found: dict[tuple[str, source.Frame | None], Counter[int]] = {}
+    for block in blocks:
+        if block.bytes >= least:
+            at = block.module, source.innermost(analysis.frames(block.stack))
+            found.setdefault(at, Counter())[block.bytes] += 1
+    return min(max(sizes.values()) for sizes in found.values())
 
 
 def _in_parts(found: Sequence[T], n: int) -> Iterator[list[T]]:
@@ -376,7 +389,7 @@ def _made_again(members: dict[str, list[Block]], analysis: Analysis) -> tuple[li
 
     Each module's output is kept, if it is without checkpoints.  Its input is kept in any case.
     """
-    n_passes = min(_passes(blocks, analysis) for blocks in members.values())
+    n_passes = _passes(members, analysis)
     calls = [
         _Call(layer, part)
         for layer, blocks in members.items()

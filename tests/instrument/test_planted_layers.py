@@ -95,6 +95,33 @@ def test_checkpoints_save_what_is_said(
     assert "checkpoint" not in kinds(after)
 
 
+@pytest.mark.parametrize("is_called_in_turns", [True, False])
+def test_calls_of_layers_are_counted_by_what_they_make(
+    plan: Plan, is_called_in_turns: bool
+) -> None:
+    """A line makes two blocks in a call: a copy in half precision and a result.  Two calls each, of other sizes."""
+    sizes = (8, 16), (12, 24)
+    calls = [(layer, n) for n in range(2) for layer in range(4)]
+    for layer, n in calls if is_called_in_turns else sorted(calls):
+        plan.event("phase_begin", "forward")
+        plan.event("phase_begin", f"module:layers.{layer}.up")
+        for i, size in enumerate(sizes[n if is_called_in_turns else 0]):
+            address = (100 + 20 * layer + 10 * n + i) << 30
+            plan.event("alloc", addr=address, bytes=size * MIB, stack=plan.stack(7))
+        plan.event("phase_end", f"module:layers.{layer}.up")
+        plan.event("phase_end", "forward")
+    analysis = trace.analyse(plan.done())
+    members = {
+        f"layers.{layer}": [b for b in analysis.peak.blocks if b.module == f"layers.{layer}.up"]
+        for layer in range(4)
+    }
+    assert checkpoints._passes(members, analysis) == 2
+    once = {
+        layer: sorted(blocks, key=lambda b: b.alloc_event)[:2] for layer, blocks in members.items()
+    }
+    assert checkpoints._passes(once, analysis) == 1
+
+
 @pytest.mark.parametrize("phase", ["forward", "inference"])
 def test_a_librarys_model_is_told_by_its_layers(plan: Plan, phase: str) -> None:
     """One line of the user's own allocated all of it, so the line alone says nothing."""
