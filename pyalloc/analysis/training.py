@@ -20,6 +20,7 @@ _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # optimizers that have fused=True 
 # Temporaries of one parameter's size, at most, where a step goes through them one by one.
 _AT_ONCE = 4
 _PARTS = 8  # of the rows of a loss
+_IN_PART = 3  # tensors of a part that exist at once: its log-softmax and two gradients
 _POSITIONS = 16  # of a row, at least
 _HOOK = 4  # innermost frames among which a hook's is looked for
 
@@ -133,7 +134,7 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
         for blocks in (peak.blocks, analysis.spans)
     )
     held = sum(block.bytes for block in found)
-    part = most.bytes * len(found) // _PARTS
+    part = most.bytes * min(len(found), _IN_PART) // _PARTS + _first_gradient(analysis)
     here = {block.alloc_event for block in found}
     beside = [block for block in of_step if block.alloc_event not in here]
     saved = min(falls_by(found, analysis, LASTING, beside=beside), held - part)
@@ -153,6 +154,20 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
             f"options=torch.nn.LinearCrossEntropyOptions()). That would lower the peak by up to {size(saved)}.",
             saved,
         )
+
+
+def _first_gradient(analysis: Analysis) -> int:
+    """Bytes of the last layer's gradient, if it is made after the peak: parts make it with the first of them."""
+    peak = analysis.totals["peak_event"]
+    end = next((p.end for p in analysis.phases if p.name == "backward" and p.end >= peak), peak)
+    made = (
+        block.bytes
+        for block in analysis.spans  # in order
+        if peak <= block.alloc_event < end
+        and block.phase == "backward"
+        and analysis.category(block) == "gradients"
+    )
+    return next(made, 0)
 
 
 def _one_backward(analysis: Analysis) -> Iterator[Advice]:

@@ -411,6 +411,34 @@ def test_logits_that_were_on_the_host_are_told(plan: Plan, unpacks: str, expecte
         assert found.saved_bytes == 300 * MIB * 7 // 8  # all but one of eight parts
 
 
+@pytest.mark.parametrize("n_kept", [0, 1])
+def test_parts_of_logits_have_the_last_layers_gradient_beside_them(plan: Plan, n_kept: int) -> None:
+    """A variable may hold the logits of the whole, too, which parts need no more.  Earlier gradients are not new."""
+    plan.event("step", "step")
+    plan.event("phase_begin", "forward")
+    for i in range(n_kept):
+        plan.event("alloc", addr=(10 + i) << 30, bytes=100 * MIB, stack=plan.stack(7))
+    plan.event("phase_end", "forward")
+    plan.event(
+        "alloc", addr=2 << 30, bytes=100 * MIB, stack=plan.stack(3, "cross_entropy", FUNCTIONAL)
+    )
+    plan.event("phase_begin", "backward")
+    for address in (3, 4):
+        plan.event("alloc", addr=address << 30, bytes=100 * MIB)
+    for address in (2, 3):
+        plan.event("free_requested", addr=address << 30)
+    for address, size in ((5, 20), (6, 10)):  # of the last layer, and of another
+        plan.event("alloc", addr=address << 30, bytes=size * MIB)
+    plan.event("free_requested", addr=4 << 30)
+    plan.event("phase_end", "backward")
+    for address in (5, 6):
+        plan.event("category", "gradients", addr=address << 30)
+    for address in (5, 6, *(10 + i for i in range(n_kept))):
+        plan.event("free_requested", addr=address << 30)
+    saved = kinds(plan.done())["logits"].saved_bytes
+    assert saved == (300 + 100 * n_kept) * MIB - 3 * 100 * MIB // 8 - 20 * MIB
+
+
 def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> None:
     loss = plan.stack(3000, "cross_entropy", FUNCTIONAL)
     for i in range(4):
