@@ -172,6 +172,8 @@ def _first_gradient(analysis: Analysis) -> int:
 
 def _one_backward(analysis: Analysis) -> Iterator[Advice]:
     """Passes that all wait for one backward: parts of a batch whose losses are added up before it."""
+    if "chained" in analysis.notes:  # steps of a recurrent net, layers called one by one
+        return
     peak = analysis.peak
     for run, backwards in runs_of(analysis.phases):
         if len(run) < 2 or not backwards or not run[0].begin < peak.event <= backwards[-1].end:

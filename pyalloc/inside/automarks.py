@@ -82,6 +82,8 @@ class AutoMarks:
         self.is_blind = False  # the program's modules or optimizers could not be looked at
         self.retains_graph = False  # has any backward done so?
         self.creates_graph = False
+        self.is_chained = False  # does a pass go on from what another one returned?
+        self.n_backwards = 0  # in progress
         self.next_step = 0
         self.torch: Any = None
 
@@ -189,6 +191,8 @@ class AutoMarks:
             phase = self._outermost(module)
             if phase != "inference":
                 self.uses.call(module)
+            if phase == "forward":
+                self._tell_chained(inputs)
             self._begin(stack, id(module), phase, depth)
             if name:  # a part of a model is called by itself, as by a checkpoint in backward
                 self._begin(stack, 0, MODULE + name, depth)
@@ -240,6 +244,14 @@ class AutoMarks:
             self._tell(at, category)
         self.known.update((at, told) for at, told in found.items() if told[0] != "gradients")
 
+    @_harmless
+    def _tell_chained(self, inputs: Any) -> None:
+        """Notes that a pass goes on from what has a gradient, as a recurrent net's next step; not a checkpoint's."""
+        is_known = self.is_chained or self.n_backwards
+        if not is_known and tensors.has_history(inputs, self.torch.Tensor):
+            self.is_chained = True
+            self.recorder.add("user", "chained=True")
+
     # ---- backward and optimizer ----
 
     def _wrap_backward(self, torch: Any) -> None:
@@ -260,9 +272,11 @@ class AutoMarks:
                 self.creates_graph = True
                 self.recorder.add("user", "create_graph=True")
             self.recorder.on_phase("backward", True)
+            self.n_backwards += 1
             try:
                 return original(*args, **kwargs)
             finally:
+                self.n_backwards -= 1
                 self.recorder.on_phase("backward", False)
 
         self._put(torch.autograd, "_engine_run_backward", run_backward)

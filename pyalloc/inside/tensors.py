@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, ValuesView
+from collections.abc import Iterable, Iterator, ValuesView
 from typing import Any
 
 _HOLDERS = (ValuesView, list, tuple)
@@ -47,6 +47,18 @@ def is_alike(one: Any, other: Any) -> bool:
         return False
     a, b = parameters(one), parameters(other)
     return a <= b or b <= a
+
+
+def has_history(values: Iterable[Any], kind: type[Any], depth: int = 0) -> bool:
+    """Was a tensor (of this kind) among these, or in their lists and tuples, computed from what has a gradient?"""
+    for value in values:
+        if isinstance(value, kind):
+            if value.grad_fn is not None:
+                return True
+        elif isinstance(value, list | tuple) and depth < DEPTH:
+            if has_history(value, kind, depth + 1):
+                return True
+    return False
 
 
 def memory(tensor: Any) -> tuple[Any, int]:

@@ -28,6 +28,7 @@ _LONGEST = 400  # characters of a command or a setting: some contain a whole con
 FOUND = (
     "retain_graph",
     "create_graph",
+    "chained",
     "doubled_state",
     "unused_gradients",
     "left_over",

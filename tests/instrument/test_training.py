@@ -333,6 +333,43 @@ def test_the_peak_falls_as_said(
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("given", "net", "is_told"),
+    [
+        ("state", "layers(4, 512)", False),
+        ("state.detach()", "layers(4, 512)", True),
+        # The layers within are made again in backward, by calls of their own.
+        ("state.detach()", "Net()", True),
+    ],
+)
+def test_steps_of_a_recurrent_net_are_no_parts_of_a_batch(
+    record: Record, given: str, net: str, is_told: bool
+) -> None:
+    """Each needs what the one before made, as its input says."""
+    path = record(
+        LAYERS
+        + f"""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(layers(2, 512) for _ in range(4))
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+    model = {net}.cuda()
+    for step in range(2):
+        total, state = 0, torch.randn(4096, 512, device="cuda")
+        for part in range(4):
+            state = model({given})
+            total = total + state.square().mean()
+        total.backward()
+    """
+    )
+    assert ("one_backward" in kinds(path)) == is_told
+
+
+@pytest.mark.torch
 def test_a_checkpoint_around_all_of_it_is_not_proposed(record: Record) -> None:
     """Backward would compute everything again at once: the peak of SEQUENCE would stay."""
     text = kinds(record(SEQUENCE.replace("CALL", "model(x)")))["checkpoint"].text
