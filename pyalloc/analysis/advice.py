@@ -452,16 +452,27 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
 def _workspaces(analysis: Analysis) -> Iterator[Advice]:
     """Many streams with a cuBLAS workspace each, such as those on which CUDA graphs are warmed up."""
     held = [b for b in analysis.peak.blocks if analysis.category(b) == "workspace"]
-    streams = {(block.device, block.stream) for block in held}
-    spare = sorted(held, key=lambda block: block.bytes)[: -len({device for device, _ in streams})]
+    held.sort(key=lambda block: block.bytes, reverse=True)
+    streams = Counter((block.device, block.stream) for block in held)
+    # One stream of a device is needed, with the workspaces of all threads that use it (autograd has its own).
+    needed = {
+        device: max(n for key, n in streams.items() if key[0] == device) for device, _ in streams
+    }
+    spare = [
+        block
+        for device, n in needed.items()
+        for block in [block for block in held if block.device == device][n:]
+    ]
     least = analysis.peak.allocated_bytes * 0.05
-    saved = falls_by(spare, analysis, (), least) if len(streams) >= _STREAMS else 0
+    is_many = len(streams) - len(needed) >= _STREAMS - 1
+    saved = falls_by(spare, analysis, (), least) if is_many else 0
     if saved > least:
         yield Advice(
             "workspaces",
             f"{len(held)} cuBLAS workspaces hold {size(sum(b.bytes for b in held))} at the peak: torch keeps one for "
-            f"each stream on which a matrix product ran, here {len(streams)}. Use fewer streams (one for the warm-ups "
-            "of all CUDA graphs, say), or smaller workspaces, which may be slower (CUBLAS_WORKSPACE_CONFIG=:4096:1). "
+            f"each thread and stream in which a matrix product ran, here {len(streams)} streams. Use fewer streams "
+            "(one for the warm-ups of all CUDA graphs, say), or smaller workspaces, which may be slower "
+            "(CUBLAS_WORKSPACE_CONFIG=:4096:1). "
             f"That would lower the peak by up to {size(saved)}.",
             saved,
         )

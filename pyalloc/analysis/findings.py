@@ -153,15 +153,16 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
         is_autograds = not block.stack or (is_compiled and block.phase == "backward")
         key = block.device, block.stream, is_autograds
         until = taken.get(key, -1)
-        if until is None or block.alloc_event < until:
+        is_named = source.is_cublas(frames)  # by C++ frames, whichever thread it is of
+        if not is_named and (until is None or block.alloc_event < until):
             continue
         is_tuned = source.is_tuning(frames) and block.free_event is None
         # Without a stack: _lives_so() has shown that it is not a gradient.
         is_product = not block.stack or is_tuned or source.is_matrix_product(frames)
         is_one = is_tuned or is_compiled or block.alloc_event in second
-        if is_product is None or source.is_cublas(frames) or (is_product and is_one):
+        if is_product is None or is_named or (is_product and is_one):
             taken[key] = block.free_event
-            if is_product is not None:  # None: it may be the one, and then no other is
+            if is_named or is_product is not None:  # None: it may be the one, and then no other is
                 analysis.workspaces.add(block.alloc_event)
 
 

@@ -461,3 +461,18 @@ def test_many_streams_have_many_workspaces(plan: Plan, n: int) -> None:
     if n > 2:
         assert found["workspaces"].saved_bytes == 96 * MIB
         assert found["workspaces"].text.startswith("4 cuBLAS workspaces hold 128.0 MiB at the peak")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_workspace_for_each_device_and_thread_is_no_many_streams(plan: Plan, n: int) -> None:
+    """Autograd's thread has one, too.  Only streams beyond the first of each device are too many."""
+    cublas = plan.stack(9, name="allocateCUDABlasWorkspace", file="CUDABlas.cpp")
+    places = [(device, 0) for device in range(4)] + [(3, stream) for stream in range(1, n)]
+    for i, (device, stream) in enumerate(places * 2):
+        where = {"device": device, "stream": stream, "stack": cublas}
+        plan.event("alloc", addr=(i + 1) << 30, bytes=32 * MIB, **where)
+    found = kinds(plan.done())
+    assert ("workspaces" in found) == (n > 1)
+    if n > 1:
+        assert found["workspaces"].saved_bytes == 2 * (n - 1) * 32 * MIB
+        assert "12 cuBLAS workspaces hold 384.0 MiB" in found["workspaces"].text
