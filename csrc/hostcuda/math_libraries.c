@@ -13,6 +13,22 @@
 
 /* cuBLAS */
 
+/* Each caller gets a handle of its own.  torch keeps a workspace for each handle: every thread that multiplies on a
+ * device has one, and so has autograd's thread for that device. */
+int
+cublasCreate_v2(void **out) {
+    COUNT();
+    *out = malloc(1);
+    return *out == NULL ? 3 : 0; /* CUBLAS_STATUS_ALLOC_FAILED */
+}
+
+int
+cublasDestroy_v2(void *handle) {
+    COUNT();
+    free(handle);
+    return 0;
+}
+
 int
 cublasGetVersion_v2(void *handle, int *out) {
     COUNT();

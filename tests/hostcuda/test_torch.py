@@ -87,6 +87,24 @@ def test_capacity_gives_torch_out_of_memory_and_torch_goes_on(run_torch: RunTorc
     )
 
 
+def test_each_thread_has_a_workspace_of_cublas_on_each_device(run_torch: RunTorch) -> None:
+    """As on a card: autograd's threads have handles of their own.  All handles were one, and so was the workspace."""
+    run_torch(
+        """
+        import torch
+        for device in range(2):
+            x = torch.ones(8, 8, device=device, requires_grad=True)
+            y = (x @ x).sum()
+            forward = torch.cuda.memory_allocated(device)
+            y.backward()
+            assert 32 << 20 <= forward < 33 << 20, forward
+            assert 64 << 20 <= torch.cuda.memory_allocated(device) < 65 << 20
+        """,
+        PYALLOC_HOSTCUDA_DEVICES="2",
+        TORCH_CUBLAS_WORKSPACE_CACHE="1",
+    )
+
+
 def test_delayed_events_hold_recorded_blocks_back(run_torch: RunTorch) -> None:
     run_torch(
         """
