@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc.analysis import allocators, attention, checkpoints, collected, leaks, retries, training
-from pyalloc.analysis.falling import LASTING, alive_at, falls_by
+from pyalloc.analysis.falling import LASTING, TRAINING, alive_at, falls_by
 from pyalloc.analysis.idle import idle_runs, knows_backwards
 from pyalloc.analysis.meaning import FORWARDS, Analysis, in_all_layers
 from pyalloc.common.units import size
@@ -45,6 +45,7 @@ def _findings(analysis: Analysis) -> list[Advice]:
         *unused,
         *_doubled_state(analysis),
         *_stale(analysis),
+        *_stale_gradients(analysis),
         *_loaded(analysis),
         *_workspaces(analysis),
         *_autotuning(analysis),
@@ -361,7 +362,12 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
     begin = min(
         (p.begin for p in analysis.phases if _is_peak_in(p, "backward", analysis)), default=0
     )
-    old = sum(b.bytes for b in gradients if b.category == "gradients" and b.alloc_event < begin)
+    held_besides = {block.alloc_event for block in _returned(analysis)}
+    old = sum(
+        b.bytes
+        for b in gradients
+        if b.category == "gradients" and b.alloc_event < begin and b.alloc_event not in held_besides
+    )
     old -= _unused(analysis)[0]  # which no optimizer clears
     if old > least:
         yield Advice(
@@ -445,6 +451,43 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
             f"{size(total)} at the peak were made in an earlier step, most of it at {name}, and are freed only later "
             "in this step: a variable (an output, a loss) holds them until it is reassigned. `del` it at the end of "
             f"the step, or put the step into a function.{graph} That would lower the peak by about {size(saved)}.",
+            saved,
+        )
+
+
+def _returned(analysis: Analysis) -> list[Block]:
+    """Gradients of the step before that are dropped right after the backward pass of the peak has made new ones.
+
+    No optimizer has its turn in between: a variable holds what torch.autograd.grad() or torch.func returned.
+    """
+    peak = analysis.totals["peak_event"]
+    own = next((p for p in analysis.phases if _is_peak_in(p, "backward", analysis)), None)
+    if own is None or own.step < 1:
+        return []
+    later = (p.begin for p in analysis.phases if p.name == "optimizer" and p.begin >= peak)
+    until = next(later, analysis.totals["n_events"])
+    return [
+        block
+        for block in analysis.peak.blocks
+        if block.step == own.step - 1
+        and block.free_event is not None
+        and own.end <= block.free_event < until
+        and analysis.category(block) == "gradients"
+        and not source.is_bucket(analysis.frames(block.stack))
+    ]
+
+
+def _stale_gradients(analysis: Analysis) -> Iterator[Advice]:
+    held = _returned(analysis)
+    least = analysis.peak.allocated_bytes * 0.05
+    saved = falls_by(held, analysis, TRAINING, least)
+    if saved > least:
+        yield Advice(
+            "stale",
+            f"{size(sum(block.bytes for block in held))} at the peak are gradients of the step before, which are freed "
+            "only after this step's have been made: a variable holds what torch.autograd.grad() or torch.func "
+            "returned until it is reassigned. `del` it at the end of the step, or put the step into a function. "
+            f"That would lower the peak by about {size(saved)}.",
             saved,
         )
 
