@@ -119,6 +119,29 @@ def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
     return kept
 
 
+def _results(kept: set[Block], passes: list[Phase]) -> set[Block]:
+    """Of these, what passes returned and something holds: it stays without gradients as well.
+
+    A pass makes it last, and it is freed last.  What only the graph holds goes with the graph, which begins at its end.
+    """
+    of_pass: dict[int, list[Block]] = {}
+    for block in sorted(kept, key=lambda block: block.alloc_event):
+        made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
+        if made is not None:
+            of_pass.setdefault(made.begin, []).append(block)
+    left = {phase.begin: phase.left_bytes for phase in passes}
+    found = set()
+    for begin, (*others, last) in of_pass.items():
+        frees = [block.free_event for block in others if block.free_event is not None]
+        is_alone = not others and last.bytes <= left[begin] / 2  # the graph is gone
+        is_last = len(frees) == len(others) > 0 and (
+            last.free_event is None or last.free_event > max(frees)
+        )
+        if is_alone or is_last:
+            found.add(last)
+    return found
+
+
 def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], int]:
     """A function: how many bytes of these blocks, all alive at the peak, are alive throughout a phase."""
     peak = analysis.totals["peak_event"]
@@ -238,7 +261,8 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if not runs:
         return
     passes = [phase for run in runs for phase in run]
-    saved = _falls_without(_kept_by(passes, analysis), runs, analysis)
+    kept = _kept_by(passes, analysis)
+    saved = _falls_without(kept - _results(kept, passes), runs, analysis)
     n, each, falls = _in_words(runs, saved)
     keep, what = (
         (f"{n} forward passes in a row keep {each} each", "evaluation")

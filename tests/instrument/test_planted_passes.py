@@ -104,7 +104,7 @@ def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
         for number in range(4):
             forward(plan, number, [4, 4, 4])
         for number in range(4):
-            dropped(plan, number, range(3))
+            dropped(plan, number, (2, 1, 0))
         forward(plan, 4, [1])
         plan.event("phase_begin", "backward")
         dropped(plan, 4, [0])
@@ -114,11 +114,28 @@ def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
     assert found.saved_bytes == 44 * MIB  # what the running operation needs stays
 
 
+@pytest.mark.parametrize(("graphs_go", "saved"), [(True, 32), (False, 112)])
+def test_what_passes_return_stays_without_gradients(
+    plan: Plan, graphs_go: bool, saved: int
+) -> None:
+    """Whether a list holds it detached, beside the last pass's graph, or with all graphs."""
+    for number in range(6):
+        forward(plan, number, [4, 8, 8, 2])
+        if graphs_go and number:
+            dropped(plan, number - 1, (2, 1, 0))
+    for number in range(6):
+        if number == 5 or not graphs_go:
+            dropped(plan, number, (2, 1, 0))
+        dropped(plan, number, [3])
+    found = kinds(plan.done())["no_grad"]
+    assert found.saved_bytes == saved * MIB
+
+
 def test_what_passes_keep_beside_the_training_that_follows_counts_each_time(plan: Plan) -> None:
     """As the log-probabilities that a policy's rollouts collect; one step of the peak, the other a little lower."""
     for _ in range(3):
         for number in range(4):
-            dropped(plan, number, range(3))
+            dropped(plan, number, (2, 1, 0))
         for number in range(4):
             forward(plan, number, [4, 4, 4])
         for size in 8, 6:
