@@ -67,7 +67,7 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
             functions.setdefault(where.function, []).append(block)
     for name, blocks in functions.items():
         of_sequence = [block for block in blocks if _is_in_sequence(block, analysis)]
-        if len(of_sequence) >= 4:
+        if len(of_sequence) >= 4 and _is_one_call(of_sequence):
             yield from _of_sequence("*", [[block] for block in of_sequence], analysis)
         elif len(blocks) >= 4:
             yield from _of_function(name, blocks, held, analysis)
@@ -324,6 +324,11 @@ def _is_in_sequence(block: Block, analysis: Analysis) -> bool:
     frames = analysis.frames(block.stack)
     torchs = itertools.takewhile(lambda frame: source.is_torch(frame[1]), frames)
     return any(file.endswith("/torch/nn/modules/container.py") for _, file, _ in torchs)
+
+
+def _is_one_call(of_sequence: list[Block]) -> bool:
+    """Are these of one call of a sequence: has it modules that made something only once?  Layers may have one each."""
+    return min(Counter((block.module, block.stack) for block in of_sequence).values()) == 1
 
 
 def _calls(blocks: list[Block]) -> int:

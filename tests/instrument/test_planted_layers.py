@@ -378,6 +378,32 @@ def test_the_last_layer_is_not_made_again_while_the_logits_are_there(
     assert kinds(plan.done())["checkpoint"].saved_bytes == spared * 20 * MIB
 
 
+@pytest.mark.parametrize("n_layers", [1, 4])
+def test_the_sequences_of_several_layers_are_not_one(plan: Plan, n_layers: int) -> None:
+    """Layers that are called one by one, each a model of its own, have an nn.Sequential each."""
+    stack = plan.stack(7, "FF.forward")
+    for name, file in ("forward", "container"), ("forward", "linear"):
+        path = f"/venv/lib/python3.11/site-packages/torch/nn/modules/{file}.py"
+        stack = plan.writer.stack(stack, *map(plan.writer.string, (name, path)), 9)
+    plan.event("step", "step")
+    for layer in range(n_layers):
+        plan.event("phase_begin", "forward")
+        for i in range(8):
+            plan.event("phase_begin", f"module:seq.part{chr(97 + i)}")
+            plan.event("alloc", addr=(10 * layer + i + 1) << 30, bytes=8 * MIB, stack=stack)
+            plan.event("phase_end", f"module:seq.part{chr(97 + i)}")
+        plan.event("phase_end", "forward")
+    plan.event("alloc", addr=1 << 40, bytes=MIB)
+    plan.event("phase_begin", "backward")
+    for layer in reversed(range(n_layers)):
+        for i in reversed(range(8)):
+            plan.event("free_requested", addr=(10 * layer + i + 1) << 30)
+    plan.event("phase_end", "backward")
+    told = kinds(plan.done())["checkpoint"].text
+    assert ("checkpoint_sequential" in told) == (n_layers == 1)
+    assert ("activations of FF.forward" in told) == (n_layers > 1)
+
+
 FUNCTIONAL = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
 
 GRAPH = "/venv/lib/python3.11/site-packages/torch/autograd/graph.py"
