@@ -53,11 +53,12 @@ def has_history(values: Iterable[Any], kind: type[Any], depth: int = 0) -> bool:
     """Was a tensor (of this kind) among these, or in their lists and tuples, computed from what has a gradient?"""
     for value in values:
         if isinstance(value, kind):
-            if value.grad_fn is not None:
-                return True
-        elif isinstance(value, list | tuple) and depth < DEPTH:
-            if has_history(value, kind, depth + 1):
-                return True
+            found = value.grad_fn is not None
+        else:
+            is_nest = isinstance(value, list | tuple) and depth < DEPTH
+            found = is_nest and has_history(value, kind, depth + 1)
+        if found:
+            return True
     return False
 
 
