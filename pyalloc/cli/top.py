@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,10 @@ def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any]
         chains = stacks.inverted(chains)
         title += ", inverted"
     rows = [asdict(chain) for chain in chains[: args.n]]
-    lines = stacks.tree(title, chains, moment.allocated_bytes, args.n, is_inverted=args.invert)
+    columns = text.WIDTH if args.output else max(console.columns(sys.stdout), text.WIDTH)
+    lines = stacks.tree(
+        title, chains, moment.allocated_bytes, args.n, is_inverted=args.invert, columns=columns
+    )
     return {
         "at": args.at,
         "since": args.since,

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from pyalloc.common import files, pythons
 from pyalloc.common.folding import folded
@@ -277,6 +277,15 @@ class Progress:
         clear()
 
 
+def columns(stream: TextIO) -> int:
+    """Of the terminal that a stream goes to; 80 if it goes elsewhere, or the terminal does not tell."""
+    try:
+        found = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        found = 0
+    return found or _COLUMNS
+
+
 _shown = ""  # the line on the terminal that is replaced in place
 
 
@@ -284,11 +293,7 @@ def show_in_place(text: str) -> None:
     """Replaces the line shown on the terminal.  Cuts it to the width: a wrapped line could not be replaced."""
     global _shown
     _shown = text
-    try:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    width = (columns or _COLUMNS) - 1
+    width = columns(sys.stderr) - 1
     print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
 
 

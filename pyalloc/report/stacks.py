@@ -111,11 +111,17 @@ def inverted(chains: Sequence[Chain]) -> list[Chain]:
 
 
 def tree(
-    title: str, chains: Sequence[Chain], total: int, limit: int, *, is_inverted: bool = False
+    title: str,
+    chains: Sequence[Chain],
+    total: int,
+    limit: int,
+    *,
+    is_inverted: bool = False,
+    columns: int = WIDTH,
 ) -> list[str]:
     """The `limit` largest chains: a call stands below its caller, and is indented if there are others beside it.
 
-    is_inverted: the chains are from inverted(), so callers stand below.
+    is_inverted: the chains are from inverted(), so callers stand below.  columns: where names are cut.
     """
     root = _Node()
     ends: list[tuple[_Node, Chain, bool]] = []
@@ -130,10 +136,10 @@ def tree(
         if node.children:  # other chains go on from here
             end = _OUTERMOST if is_inverted else _ITSELF
             node.children.setdefault(end, _Node()).add(chain, is_shown=is_shown)
-    return [title, *_lines(root, total, 0)]
+    return [title, *_lines(root, total, 0, columns)]
 
 
-def _lines(node: _Node, total: int, depth: int) -> Iterator[str]:
+def _lines(node: _Node, total: int, depth: int, columns: int) -> Iterator[str]:
     """What a call led to."""
     shown = [(call, each) for call, each in node.children.items() if each.is_shown]
     shown.sort(key=lambda pair: -pair[1].bytes)
@@ -144,8 +150,8 @@ def _lines(node: _Node, total: int, depth: int) -> Iterator[str]:
         # An only call holds as much as its caller: its figures are left out.
         beside = " " * _AT if is_only and depth else _figures(each.bytes, each.blocks, total)
         inset = 2 * min(depth - is_only * bool(depth), _DEEPEST)
-        yield beside + " " * inset + clip(call, WIDTH - _AT - inset)
-        yield from _lines(each, total, depth + 1 - is_only * bool(depth))
+        yield beside + " " * inset + clip(call, columns - _AT - inset)
+        yield from _lines(each, total, depth + 1 - is_only * bool(depth), columns)
     if left:
         n_bytes, n_blocks = (sum(column) for column in zip(*left, strict=True))
         blanks = " " * (2 * min(depth, _DEEPEST))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import struct
+import sys
+import termios
 
 import pytest
 
 from instrument.tools import MIB, Plan, pyalloc
+from pyalloc import cli
 
 CALLS = {  # outermost first; a line of the program's, or of torch's
     "helper": ["train:9", "step:5", "make:3"],
@@ -56,6 +62,24 @@ def test_calls_are_a_tree(plan: Plan) -> None:
     assert lines[2].split()[:6] == ["30.0", "MiB", "47.6", "%", "4", "x"]
     assert lines[4].split() == ["me/a.py:3", "make"]  # as much as its caller
     assert max(map(len, lines[:-1])) <= 80
+
+
+@pytest.mark.parametrize(("columns", "is_whole"), [(0, False), (60, False), (120, True)])
+def test_names_are_cut_where_the_terminal_ends(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, columns: int, is_whole: bool
+) -> None:
+    """At 80 columns if it does not tell how wide it is, or is narrower."""
+    name = "a_function_whose_name_fills_more_than_half_of_a_line"
+    stack = plan.writer.stack(0, plan.writer.string(name), plan.writer.string("/me/a.py"), 9)
+    plan.event("alloc", addr=1 << 30, bytes=MIB, stack=stack)
+    plan.done()
+    ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(terminal, "w") as stream, os.fdopen(ours, "rb", buffering=0) as shown:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert cli.main(["top", str(plan.path), "--by", "stack", "-q"]) == 0
+        lines = shown.read(4096).decode().splitlines()
+    assert lines[1][31:] == (f"me/a.py:9 {name}" if is_whole else f"me/a.py:9 {name[:38]}…")
 
 
 def test_small_stacks_are_summed_where_they_branch_off(plan: Plan) -> None:
