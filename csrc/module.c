@@ -369,21 +369,6 @@ core_check(PyObject *self, PyObject *args) {
     return PyLong_FromSize_t(violations);
 }
 
-static PyObject *
-core_oom_text(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL) {
-        return NULL;
-    }
-    struct pya_oom_info info;
-    char text[PYA_OOM_TEXT_BYTES];
-    pya_heap_oom_info(heap, &info);
-    (void)pya_oom_text(&info, text, sizeof text);
-    return PyUnicode_FromString(text);
-}
-
 /* False in a subinterpreter: a process has one allocator, and its hooks call the first interpreter. */
 static PyObject *
 core_is_main_interpreter(PyObject *self, PyObject *args) {
@@ -414,7 +399,6 @@ static PyMethodDef core_methods[] = {
     {"get_fraction", core_get_fraction, METH_VARARGS, NULL},
     {"counts", core_counts, METH_NOARGS, NULL},
     {"check", core_check, METH_VARARGS, NULL},
-    {"oom_text", core_oom_text, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -508,29 +508,12 @@ reader_is_complete(PyObject *self, PyObject *unused) {
     return PyBool_FromLong(reader_from(self)->is_complete);
 }
 
-static PyObject *
-reader_rewind(PyObject *self, PyObject *unused) {
-    (void)unused;
-    PYA_ALONE_WITH(self);
-    struct pya_trace_reader *reader = reader_idle(self);
-    if (reader == NULL) {
-        return NULL;
-    }
-    pya_status status = pya_trace_rewind(reader);
-    reader_note(reader_from(self));
-    if (status != PYA_OK) {
-        return trace_raise(status, PyBytes_AsString(reader_from(self)->path), "");
-    }
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef reader_methods[] = {
     {"read", reader_read, METH_VARARGS, NULL},
     {"text", reader_text, METH_VARARGS, NULL},
     {"frame", reader_frame, METH_VARARGS, NULL},
     {"position", reader_position, METH_NOARGS, NULL},
     {"is_complete", reader_is_complete, METH_NOARGS, NULL},
-    {"rewind", reader_rewind, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -79,18 +79,13 @@ def of_files(path: Path) -> dict[str, Callable[[], object]]:
     program, empty = _core.Program(path), _core.Program()
     open_twice = _core.TraceWriter(path.with_name("twice.pya"))
 
-    def rewound() -> None:
-        reader.rewind()
-        reader.read()
-
     return (
         n_rows
         | {
-            "reader": lambda: _core.TraceReader(path).read(3),
+            "reader": lambda: _core.TraceReader(path).read(),
             "reader of no trace": lambda: _core.TraceReader(__file__),
             "reader of none": lambda: _core.TraceReader("/nowhere"),
             "reader of no path": lambda: _core.TraceReader(5),  # type: ignore[arg-type]
-            "rewound": rewound,
             "position": reader.position,
             "reader's texts": lambda: (reader.text(1), reader.text(99), reader.frame(1)),
             "writer of the same": lambda: _core.TraceWriter(open_twice_path(path)),

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NO_SPACE = 7 };
+enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NO_SPACE = 7 };
 
 struct nvml_memory {
     unsigned long long total, free, used;

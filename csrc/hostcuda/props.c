@@ -41,7 +41,7 @@ static const struct prop_field prop_fields[] = {
 /* Fields that are not attributes, or differ by device. */
 enum { AT_UUID = 256, AT_MEMORY = 288 };
 enum { AT_PCI_BUS_13 = 568, AT_PCI_BUS_12 = 584 };
-enum { ATTRIBUTE_PCI_BUS = 33, ATTRIBUTE_PCI_DEVICE = 34, ATTRIBUTE_PCI_DOMAIN = 50 };
+enum { ATTRIBUTE_PCI_BUS = 33 };
 
 const char *
 pya_hc_device_name(void) {

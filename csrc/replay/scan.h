@@ -87,7 +87,7 @@ struct pya_scan_oom {
 
 /* phase and module: the innermost ones at allocation.  free_event: PYA_SCAN_NEVER if alive at the end. */
 struct pya_scan_block {
-    uint64_t addr, bytes, stream, alloc_event, alloc_ns, free_event;
+    uint64_t addr, bytes, stream, alloc_event, free_event;
     uint64_t thread; /* that allocated it; 0: not recorded */
     uint64_t step;   /* number + 1; 0: before the first */
     uint32_t stack, category, phase, module, free_phase;

@@ -299,7 +299,6 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     live->row.stream = e->stream;
     live->row.thread = e->thread;
     live->row.alloc_event = s->totals.n_events;
-    live->row.alloc_ns = e->time_ns;
     live->row.stack = number;
     live->row.phase = scan_current_phase(s);
     live->row.module = s->n_modules == 0 ? 0 : s->modules[s->n_modules - 1];

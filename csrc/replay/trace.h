@@ -131,7 +131,6 @@ PYA_MUST_CHECK pya_status pya_trace_open(const char *path, struct pya_trace_read
 /* Sets *more to false at the end.  PYA_E_CORRUPT: damage starts here; everything before it was good. */
 PYA_MUST_CHECK pya_status
 pya_trace_next(struct pya_trace_reader *reader, struct pya_trace_event *out, bool *more);
-PYA_MUST_CHECK pya_status pya_trace_rewind(struct pya_trace_reader *reader);
 /* False before the end, and at the end of a file that was cut off. */
 bool pya_trace_is_complete(const struct pya_trace_reader *reader);
 /* How far the reader is, in bytes of the file. */

@@ -290,24 +290,6 @@ pya_trace_next(struct pya_trace_reader *r, struct pya_trace_event *out, bool *mo
 
 /* ---- the rest ---- */
 
-pya_status
-pya_trace_rewind(struct pya_trace_reader *r) {
-    if (fseek(r->file, TRACE_HEADER_BYTES, SEEK_SET) != 0) {
-        return reader_fail(r, PYA_E_IO, "the file cannot be rewound");
-    }
-    r->at = TRACE_HEADER_BYTES;
-    r->is_complete = false;
-    r->is_broken = false;
-    r->next = NULL;
-    r->end = NULL;
-    r->n_left = 0;
-    r->n_events = 0;
-    r->n_text = 0;
-    r->n_strings = 0;
-    r->n_stacks = 0;
-    return PYA_OK;
-}
-
 bool
 pya_trace_is_complete(const struct pya_trace_reader *r) {
     return r->is_complete;

@@ -193,28 +193,6 @@ test_crc_is_zlibs(void) {
     CHECK_EQ(varint_crc32(0, (const uint8_t *)"", 0), 0);
 }
 
-static void
-test_rewind(void) {
-    write_random(in_folder("r.pya"), 5, 5000);
-    struct pya_trace_reader *reader = NULL;
-    CHECK_OK(pya_trace_open(in_folder("r.pya"), &reader));
-    unsigned long seen[2] = {0, 0};
-    for (int pass = 0; pass < 2; pass++) {
-        struct pya_trace_event e;
-        bool more = true;
-        while (CHECK_OK(pya_trace_next(reader, &e, &more)) && more) {
-            seen[pass] += 1 + e.addr + e.bytes;
-        }
-        uint64_t at = 0;
-        uint64_t total = 1;
-        pya_trace_position(reader, &at, &total);
-        CHECK_EQ(at, total);
-        CHECK_OK(pya_trace_rewind(reader));
-    }
-    CHECK(seen[0] == seen[1] && seen[0] > 5000);
-    pya_trace_reader_destroy(reader);
-}
-
 /* Cut anywhere: everything read is right, nothing is an error, and the file does not claim to be complete. */
 static void
 test_cut_off(void) {
@@ -497,7 +475,6 @@ test_host_memory_sweep(void) {
 static const struct check_case cases[] = {
     {"round_trip", test_round_trip},
     {"crc_is_zlibs", test_crc_is_zlibs},
-    {"rewind", test_rewind},
     {"cut_off", test_cut_off},
     {"damage", test_damage},
     {"hostile", test_hostile},

@@ -66,7 +66,6 @@ template <class T> static T emu_load_shared(const T *from);
 #define PYA_LOAD_SHARED(p) emu_load_shared(p)
 #define PYA_STORE_ONCE(p, x) (*(p) = (x))
 #define __fdividef(x, y) ((x) / (y))
-#define __expf(x) expf(x)
 #define __ffs(x) __builtin_ffs(x)
 static float __int_as_float(int x);
 static int __float_as_int(float x);

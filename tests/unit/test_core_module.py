@@ -34,7 +34,6 @@ CALLS: list[Callable[[], object]] = [
     lambda: _core.reset_peak(0),
     lambda: _core.reset_accumulated(0),
     lambda: _core.check(0),
-    lambda: _core.oom_text(),
     lambda: _core.torch_attach(),
 ]
 

@@ -123,7 +123,6 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "reserve of too much": lambda: _core.reserve(0, 1 << 40, 0),
             "limit": lambda: (_core.set_limit(0, True, 8 << 30), _core.get_limit(0, True)),
             "limit of no pool": lambda: _core.pool_set_limit(0, (9, 9), MIB),
-            "text": _core.oom_text,
             "tensors": lambda: torch.empty(3 * MIB, device="cuda"),
             "a pool": own_pool,
             "drained": drained,
