@@ -86,6 +86,27 @@ test_two_halves_are_shared(void) {
     world_fini(&world);
 }
 
+/* The end of a page and the start of another save up to two pages of what a request needs, whether the device has one
+ * more or none. */
+static void
+test_sharing_saves_two_pages(void) {
+    static const size_t sizes[] = {512, PYA_PAGE - 512, PYA_PAGE, PYA_PAGE - 512, 512};
+    for (size_t n_left = 0; n_left < 2; n_left++) {
+        struct world world = {.config = {.capacity_bytes = 4 * PYA_PAGE}};
+        pya_dptr ptrs[5];
+        world_init(&world, "shared_pages:True");
+        CHECK_OK(pya_reserve(world.heap, 0, 3 * PYA_PAGE, 0));
+        pya_sim_set_capacity(world.sim, (3 + n_left) * PYA_PAGE);
+        fill(&world, sizes, 5, ptrs);
+        give(&world, ptrs[1]);
+        give(&world, ptrs[3]);
+        (void)take(&world, (2 + n_left) * PYA_PAGE - 2 * 512, 0);
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_shared_ranges"), 1);
+        CHECK_EQ(reserved(&world), (3 + n_left) * PYA_PAGE);
+        world_fini(&world);
+    }
+}
+
 /* A range neither begins nor ends in free bytes that have live ones on both sides within their page. */
 static void
 test_the_middle_of_a_page_is_not_shared(void) {
@@ -455,6 +476,7 @@ test_pages_of_neighbours_move(void) {
 static const struct check_case cases[] = {
     {"pages_of_neighbours_move", test_pages_of_neighbours_move},
     {"two_halves_are_shared", test_two_halves_are_shared},
+    {"sharing_saves_two_pages", test_sharing_saves_two_pages},
     {"the_middle_of_a_page_is_not_shared", test_the_middle_of_a_page_is_not_shared},
     {"largest_end_of_all_is_found", test_the_largest_end_of_all_is_found},
     {"ranges_change_streams_whole", test_ranges_change_streams_whole},
