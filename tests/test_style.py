@@ -23,6 +23,13 @@ COMPILED = [
     path for path in C_FILES if path.suffix in {".c", ".cpp"} and path.is_relative_to(ROOT / "csrc")
 ]
 
+SOURCES = C_FILES + sorted(
+    path
+    for folder in ("pyalloc", "tests", "benchmarks", "examples", "cuda")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".pyi", ".cu", ".cuh"} and "lib" not in path.parts  # generated
+)
+
 
 def tool(name: str) -> str:
     """A tool from the environment that runs the tests; pyproject.toml pins its version."""
@@ -104,7 +111,7 @@ def test_shell_scripts_parse() -> None:
         assert run("bash", "-n", str(path)).returncode == 0, path
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_length(path: Path) -> None:
     """Soft limits: a longer file says why in its first comment ("Long because ...")."""
     lines = path.read_text().splitlines()

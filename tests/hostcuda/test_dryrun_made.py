@@ -177,6 +177,8 @@ def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> No
             bool(torch.randn(2, device="cuda"))
         except RuntimeError as error:
             assert "more than one value" in str(error)
+        else:
+            raise AssertionError
         try:
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
                 loss.item()
