@@ -83,6 +83,7 @@ def test_again_with_other_settings(dry_python) -> None:  # type: ignore[no-untyp
             assert "memory: tight, not fast" in str(error), error
         else:
             raise AssertionError
+        assert pyalloc.status().reason == "active"
         """
     )
 

@@ -158,3 +158,27 @@ def test_a_checkpoint_where_there_was_no_tensor_yet(dry_python) -> None:  # type
         install=True,
     ).stdout
     assert out.split() == ["[True]"]
+
+
+def test_a_setter_that_torch_lacks_is_told(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+
+        class Lacking:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                if name == "set_record_stream_fn":
+                    raise AttributeError(name)
+                return getattr(self.inner, name)
+
+        known = torch.cuda.memory.CUDAPluggableAllocator.allocator
+        torch.cuda.memory.CUDAPluggableAllocator.allocator = lambda self: Lacking(known(self))
+        status = pyalloc.install().status()
+        assert ("set_record_stream_fn", False, "torch has no such setter") in status.features
+        assert "  NO  set_record_stream_fn: torch has no such setter" in status.lines()
+        torch.empty(5, device="cuda")
+        assert pyalloc.status().allocations == 1
+        """
+    )
