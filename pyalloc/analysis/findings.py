@@ -209,8 +209,12 @@ def _lives_so(block: Block, analysis: Analysis) -> bool:
         return block.free_event is None or _goes_at_once(block) or n_steps > 2
     if _goes_at_once(block):
         return block.phase == "backward" and gives_workspaces_back(analysis.notes)
-    # At each step, recordings mark which of backward's blocks are gradients.
-    return block.phase == "backward" and n_steps > 2 and "optimizers" in analysis.notes
+    # Where an optimizer's step begins, recordings mark which of backward's blocks are gradients.
+    is_looked_at = n_steps > 2 or any(
+        phase.name == "optimizer" and block.alloc_event < phase.begin < end
+        for phase in analysis.phases
+    )
+    return block.phase == "backward" and is_looked_at and "optimizers" in analysis.notes
 
 
 def _of_same_stack(

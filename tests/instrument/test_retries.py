@@ -65,7 +65,7 @@ def test_an_attempt_whose_model_is_in_a_cycle(record: Record) -> None:
     import gc
     import torch
     gc.disable()
-    torch.cuda.set_per_process_memory_fraction(0.11)
+    torch.cuda.set_per_process_memory_fraction(0.118)
 
     def attempt(n):
         model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(n)]).cuda()
