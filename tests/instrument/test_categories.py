@@ -127,7 +127,7 @@ def test_state_of_a_step_that_ran_out_of_memory_is_state(record: Record) -> None
     found = trace.analyse(path)
     assert len(found.ooms) == 1
     made = [b for b in found.peak.blocks if b.phase == "optimizer"]
-    assert len(made) >= 7  # torch 2.15 gives the workspace of cuBLAS back: room for two more
+    assert len(made) >= 7  # torch 2.15 gives the workspaces of cuBLAS back: room for four more
     assert {found.category(block) for block in made} == {"optimizer state"}
 
 
