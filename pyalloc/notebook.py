@@ -179,9 +179,9 @@ class _Line:
 
     def run(self, args: argparse.Namespace) -> None:
         """Says what CUDA memory is in use, and how much of it IPython itself holds."""
+        from pyalloc import live
         from pyalloc.common import console
         from pyalloc.common.units import size
-        from pyalloc.inside import live
         from pyalloc.report.live import screen
         from pyalloc.report.text import wrapped
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyalloc import live
 from pyalloc.common import console, processes, recorded
 from pyalloc.common.units import size
 from pyalloc.errors import UsageError
-from pyalloc.inside import autorecord, live
+from pyalloc.inside import autorecord
 from pyalloc.outside import attach
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
+from pyalloc import live
 from pyalloc.common import console, keyboard
 from pyalloc.errors import UsageError
-from pyalloc.inside import live
 from pyalloc.report.live import NO_TERMINAL, ORDERS, View, screen, watched
 
 _N_LINES = 8  # shown by the key l
@@ -23,7 +23,7 @@ class Command:
     """Watch the memory of a running process.
 
     `pyalloc run` must have started the process, or `pyalloc attach` must be recording it, or the program must have
-    run `import pyalloc.inside.live; pyalloc.inside.live.serve()`.
+    run `import pyalloc.live; pyalloc.live.serve()`.
 
     pyalloc live PID [--interval 1] [--count N] [--lines 8]
 

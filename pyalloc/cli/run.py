@@ -7,9 +7,10 @@ import os
 import signal
 from pathlib import Path
 
+from pyalloc import live
 from pyalloc._bootstrap import INSTALL, environment
 from pyalloc.common.config import ENVIRONMENT, PLAN, Config, environment_text
-from pyalloc.inside import autorecord, live
+from pyalloc.inside import autorecord
 from pyalloc.install import check_torch_settings
 from pyalloc.outside import launching
 

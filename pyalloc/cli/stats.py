@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import trace
+from pyalloc import live, trace
 from pyalloc.common import console
 from pyalloc.common.units import size
 from pyalloc.errors import UsageError
-from pyalloc.inside import live
 from pyalloc.report import data, text
 
 _LINES = 5

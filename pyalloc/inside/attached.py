@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core
+from pyalloc import _core, live
 from pyalloc._bootstrap import leaving
 from pyalloc.common import processes
 from pyalloc.errors import PyallocError, UsageError
-from pyalloc.inside import devices, live, mainthread, recording
+from pyalloc.inside import devices, mainthread, recording
 
 _MAIN_S = 5.0  # wait for the main thread this long
 _TRIES = 50  # to end at a moment when the main thread is not writing

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pyalloc import live
 from pyalloc.common import processes
 from pyalloc.errors import UsageError
-from pyalloc.inside import live
 from pyalloc.outside import debugger
 
 

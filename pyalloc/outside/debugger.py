@@ -28,7 +28,7 @@ from pyalloc._bootstrap import injected
 from pyalloc.common import files, processes
 from pyalloc.common.processes import ENTRY, FUTEX, WAITS, Process
 from pyalloc.errors import UsageError
-from pyalloc.inside.live import peer_of, received
+from pyalloc.live import peer_of, received
 
 _GDB_S = 120.0  # it usually takes half a second; after this we give up
 _DIRECT_S = 2.0  # time for the main thread to run it by itself

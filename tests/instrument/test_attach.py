@@ -16,8 +16,7 @@ import pytest
 from dry_support import PATIENCE_S, dry_environment, python_for, wait_until
 
 from instrument.tools import MIB, pyalloc
-from pyalloc import trace
-from pyalloc.inside import live
+from pyalloc import live, trace
 
 pytestmark = pytest.mark.torch
 COMMAND = (sys.executable, "-m", "pyalloc", "attach")
@@ -109,6 +108,8 @@ def wait_for_events(path: Path, program: Program) -> None:
     part = path.with_name(path.name + ".part")
     first = part.stat().st_size
     wait_until(lambda: part.stat().st_size > first + 1000, program.child)
+    wait_until(
+        lambda: trace.analyse(part).totals["peak_bytes"] > 0, program.child
 
 
 @WAYS

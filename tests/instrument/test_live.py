@@ -20,9 +20,8 @@ import pytest
 from dry_support import PATIENCE_S, RunPython, python_for, run_checked, wait_until
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
-from pyalloc import cli, sweeping
+from pyalloc import cli, live, sweeping
 from pyalloc.errors import ConfigError, UsageError
-from pyalloc.inside import live
 
 
 @pytest.mark.torch
@@ -54,12 +53,12 @@ def test_looking_again_and_again_lets_go_of_nothing(dry_python: RunPython, insta
 def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, history: str) -> None:
     script = tmp_path / "program.py"
     source = (
-        "import sys, torch, pyalloc.inside.live\n"
+        "import sys, torch, pyalloc.live\n"
         "if 'history' in sys.argv:\n"
         "    torch.cuda.memory._record_memory_history(stacks='python')\n"
         "more = torch.empty(2 << 20, dtype=torch.uint8, device='cuda')\n"
         "x = torch.empty(46 << 20, dtype=torch.uint8, device='cuda')\n"
-        "assert pyalloc.inside.live.serve()\n"
+        "assert pyalloc.live.serve()\n"
         "print('ready', __import__('os').getpid(), flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -128,7 +127,7 @@ def test_who_asks_for_lines_does_not_make_the_program_import_the_compiler(
         import sys, torch
         torch.cuda.memory._record_memory_history(stacks="python")
         x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
-        from pyalloc.inside import live
+        from pyalloc import live
         assert [line["blocks"] for line in live.figures(1)["lines"]] == [1]
         assert "torch._inductor" not in sys.modules
         """
@@ -174,7 +173,7 @@ def test_processes_answer_where_the_folder_of_the_login_is_not(
 def test_a_process_is_found_where_its_own_environment_says(tmp_path: Path, name: str) -> None:
     """A batch system gives each job its own temporary folder, and the client has another."""
     variables = {key: text for key, text in os.environ.items() if key != "XDG_RUNTIME_DIR"}
-    code = "from pyalloc.inside import live; print(live.serve(), flush=True); input()"
+    code = "from pyalloc import live; print(live.serve(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         env={**variables, name: str(tmp_path)},
@@ -220,7 +219,7 @@ def test_a_process_that_does_not_answer_is_told_from_one_that_does_not_listen(
 
 
 def test_a_process_that_ends_while_it_is_asked_is_told_to_have_ended(tmp_path: Path) -> None:
-    code = "import os; from pyalloc.inside import live; live._attend = lambda *_: os._exit(0)\n"
+    code = "import os; from pyalloc import live; live._attend = lambda *_: os._exit(0)\n"
     code += "print(live.serve(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -363,7 +362,7 @@ def test_the_end_of_a_forked_process_takes_no_socket_away(tmp_path: Path) -> Non
             sys.executable,
             "-c",
             "import os\n"
-            "from pyalloc.inside import live\n"
+            "from pyalloc import live\n"
             "path, child = live.serve(), os.fork()\n"
             "assert child == 0 or (os.waitpid(child, 0)[1] == 0 and path.exists())\n"
             "print(path)\n",

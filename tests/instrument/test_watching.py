@@ -21,15 +21,15 @@ import pytest
 from dry_support import SOON_S
 
 from instrument.tools import MIB, ROOT
+from pyalloc import live
 from pyalloc.cli.live import Command, _Watch
 from pyalloc.common import console
 from pyalloc.errors import UsageError
-from pyalloc.inside import live
 from pyalloc.report.live import View, watched
 
 SERVER = """
 import sys, time
-from pyalloc.inside import live
+from pyalloc import live
 n = 0
 def figures(n_lines=0):
     global n
@@ -246,7 +246,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | UsageErro
             raise found
         return found
 
-    monkeypatch.setattr("pyalloc.inside.live.ask", ask)
+    monkeypatch.setattr("pyalloc.live.ask", ask)
     return left
 
 

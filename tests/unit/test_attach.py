@@ -20,11 +20,10 @@ from types import SimpleNamespace
 import pytest
 from dry_support import PATIENCE_S, wait_until
 
-from pyalloc import cli
+from pyalloc import cli, live
 from pyalloc._bootstrap import injected
 from pyalloc.common import processes
 from pyalloc.errors import UsageError
-from pyalloc.inside import live
 from pyalloc.outside import debugger
 
 PYTHON = (sys.executable, "-c", "input(), print(flush=True), input()")

@@ -24,9 +24,10 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S, wait_until
 
+from pyalloc import live
 from pyalloc._bootstrap import injected, leaving
 from pyalloc.errors import UsageError
-from pyalloc.inside import attached, live, mainthread, recording
+from pyalloc.inside import attached, mainthread, recording
 
 
 def waiting(error: str = "", end_s: float | None = None) -> attached._Attached:
@@ -475,7 +476,7 @@ def test_a_service_answers_after_its_pyalloc_was_removed(run_python) -> None:  #
     """By pip, say: nothing but the modules that are loaded already is there any more."""
     program = """
     import os, sys
-    from pyalloc.inside import live
+    from pyalloc import live
 
     class Gone:
         def find_spec(name, path, target=None):

@@ -65,7 +65,7 @@ def test_a_file_is_private_and_whole_or_absent(tmp_path: Path) -> None:
 def test_a_umask_that_forbids_everything_leaves_files_to_their_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyalloc.inside import live
+    from pyalloc import live
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     os.umask(0o777)
@@ -195,7 +195,7 @@ def test_stacks_and_command_line_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_socket_of_live_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyalloc.inside import live
+    from pyalloc import live
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     path = live.serve()
@@ -206,7 +206,7 @@ def test_the_socket_of_live_is_its_owners(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_socket_of_another_user_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyalloc.inside import live
+    from pyalloc import live
 
     monkeypatch.setattr(live, "socket_path", lambda pid: tmp_path / str(pid))
     (tmp_path / "7").touch()
@@ -259,7 +259,8 @@ from pyalloc.errors import PyallocError
 with contextlib.suppress(PyallocError):
     pyalloc.common.config.Config.of()
 with contextlib.suppress(PyallocError):
-    from pyalloc.inside import recording, live
+    from pyalloc import live
+    from pyalloc.inside import recording
     from pyalloc.outside import hostcuda, dryrun
 from pyalloc.cli import main
 try:

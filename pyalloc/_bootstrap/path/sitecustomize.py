@@ -67,7 +67,7 @@ def _start() -> None:
 
         install_when_torch_is_imported()
     if os.environ.get("PYALLOC_LIVE") == "1":
-        from pyalloc.inside.live import serve_when_torch_is_imported
+        from pyalloc.live import serve_when_torch_is_imported
 
         serve_when_torch_is_imported()
     if os.environ.get("PYALLOC_RECORD"):

@@ -1,7 +1,7 @@
 """Serves figures of a running process on a Unix socket, as JSON.
 
-Processes started by `pyalloc run` answer; others after `pyalloc attach`, or if they call serve().  Only the process's
-owner can use the socket.  A request is a number, of program lines to include in the figures, or a line of
+Processes started by `pyalloc run` answer; others after `pyalloc attach` or `import pyalloc.live; pyalloc.live.serve()`.
+Only its owner can use the socket.  A request is a number, of program lines to include in the figures, or a line of
 JSON, which attached.py answers.
 """
 
@@ -122,9 +122,8 @@ def serve() -> Path | None:
     path = _socket_paths(os.getpid())[0]  # what is elsewhere may be another user's
     if path in _serving and path.exists():  # not swept away with old files
         return path
-    importlib.import_module(
-        "pyalloc.inside.attached"
-    )  # now: the package may be removed or replaced later
+    # Now: the package may be removed or replaced later.
+    importlib.import_module("pyalloc.inside.attached")
     _remove_left_behind(path.parent)
     begun = path.with_suffix(_BEGUN)  # who finds it under its own name is answered
     try:
@@ -203,7 +202,7 @@ def _answer(connection: socket.socket) -> None:
 def _attend(connection: socket.socket, begun: bytes) -> dict[str, Any]:
     if peer_of(connection)[1] not in (os.getuid(), 0):
         return {"error": "it belongs to another user"}
-    from pyalloc.inside import attached
+    from pyalloc.inside import attached  # late: it imports this module
 
     wanted = json.loads(_whole_line(connection, begun))
     if _is_gone(connection):  # it waited too long for this thread
@@ -259,7 +258,7 @@ def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
             raise BusyError(_busy(pid, _TIMEOUT_S)) from None
         raise UsageError(
             f"process {pid} cannot be watched yet: run `pyalloc attach {pid}`, or start the program with `pyalloc "
-            "run`, or let it run `import pyalloc.inside.live; pyalloc.inside.live.serve()`"
+            "run`, or let it run `import pyalloc.live; pyalloc.live.serve()`"
         ) from None
 
 
