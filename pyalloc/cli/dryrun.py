@@ -115,12 +115,11 @@ def _recorded(paths: set[Path], result: dryrun.Result) -> str:
 def _pid(path: Path) -> int | None:
     """Of the recorded process; None if the file does not say."""
     from pyalloc import reading  # loads all that reads traces: slow
+    from pyalloc.traces import caveats
 
     try:
-        for event in itertools.takewhile(lambda each: each.kind == "user", reading.events(path)):
-            key, _, value = event.text.partition("=")
-            if key == "pid" and value.isdecimal():
-                return int(value)
+        first = itertools.takewhile(lambda each: each.kind == "user", reading.events(path))
+        pid = caveats.notes_of(event.text for event in first).get("pid", "")
     except TraceError:  # a process was killed before it had written anything
-        pass
-    return None
+        return None
+    return int(pid) if pid.isdecimal() else None
