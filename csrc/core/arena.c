@@ -46,18 +46,10 @@ arena_count_run(
         arena_count_plain(arena, range, bytes, sign);
         return;
     }
-    struct pya_stat *stats = arena->card->stats.pooled[PYA_STAT_LARGE];
     size_t n_pages = pya_run_pages(addr, bytes);
-    int64_t split = (int64_t)(bytes - n_pages * PYA_PAGE);
     arena->free_bytes += (size_t)sign * bytes;
     arena->free_pages += (size_t)sign * n_pages;
-    if (sign > 0) {
-        pya_stat_add(&stats[PYA_STAT_inactive_split], split > 0);
-        pya_stat_add(&stats[PYA_STAT_inactive_split_bytes], split);
-    } else {
-        pya_stat_sub(&stats[PYA_STAT_inactive_split], split > 0);
-        pya_stat_sub(&stats[PYA_STAT_inactive_split_bytes], split);
-    }
+    pya_stats_count_split(&arena->card->stats, bytes - n_pages * PYA_PAGE, sign);
 }
 
 static void

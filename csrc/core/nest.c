@@ -15,16 +15,8 @@ enum { NEST_LOANS = 64 };
 /* Hidden bytes are inactive: those outside of wholly free pages stay part of inactive_split. */
 static void
 nest_count(struct pya_card *card, const struct pya_block *piece, int sign) {
-    struct pya_stat *stats = card->stats.pooled[PYA_STAT_LARGE];
-    const size_t split = piece->bytes - pya_run_pages(piece->addr, piece->bytes) * PYA_PAGE;
-    const int64_t n_runs = split > 0;
-    if (sign > 0) {
-        pya_stat_add(&stats[PYA_STAT_inactive_split], n_runs);
-        pya_stat_add(&stats[PYA_STAT_inactive_split_bytes], (int64_t)split);
-    } else {
-        pya_stat_sub(&stats[PYA_STAT_inactive_split], n_runs);
-        pya_stat_sub(&stats[PYA_STAT_inactive_split_bytes], (int64_t)split);
-    }
+    const size_t n_pages = pya_run_pages(piece->addr, piece->bytes);
+    pya_stats_count_split(&card->stats, piece->bytes - n_pages * PYA_PAGE, sign);
 }
 
 /* Hides the arena's free bytes in [addr, end).  Two records were reserved. */

@@ -114,6 +114,19 @@ pya_stats_sub(
     pya_stat_sub(&stats->pooled[pool][which], (int64_t)amount);
 }
 
+/* Counts a run of pages that came (sign 1) or went (-1) with so many bytes outside of its wholly free pages. */
+static inline void
+pya_stats_count_split(struct pya_stats *stats, size_t split, int sign) {
+    struct pya_stat *large = stats->pooled[PYA_STAT_LARGE];
+    if (sign > 0) {
+        pya_stat_add(&large[PYA_STAT_inactive_split], split > 0);
+        pya_stat_add(&large[PYA_STAT_inactive_split_bytes], (int64_t)split);
+    } else {
+        pya_stat_sub(&large[PYA_STAT_inactive_split], split > 0);
+        pya_stat_sub(&large[PYA_STAT_inactive_split_bytes], (int64_t)split);
+    }
+}
+
 /* The slow half of pya_stats_take(), for when blocks are parked. */
 void pya_stats_note_active(struct pya_stats *stats, bool is_small);
 
