@@ -110,6 +110,7 @@ def wait_for_events(path: Path, program: Program) -> None:
     wait_until(lambda: part.stat().st_size > first + 1000, program.child)
     wait_until(
         lambda: trace.analyse(part).totals["peak_bytes"] > 0, program.child
+    )  # not marks alone
 
 
 @WAYS
