@@ -104,32 +104,29 @@ rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
            rule_has(qkv[0], r->names[RULE_IS_CPU], Py_True) && rule_is_little(r, n);
 }
 
-/* False: ask the attributes instead.  What a transform of torch.func wraps has no view. */
-static bool
-rule_views(const struct rule *r, struct rule_args *c) {
+bool
+pya_rule_view(const struct rule *r, PyObject *x, struct pya_dlpack_view *view) {
+    PyObject *type = (PyObject *)Py_TYPE(x);
+    if (type != r->part[RULE_TENSOR] && type != r->part[RULE_PARAMETER]) {
+        return false;
+    }
+    if (r->api->view(x, view) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    return true;
+}
+
+bool
+pya_rule_views(const struct rule *r, struct rule_args *c) {
     for (int i = 0; r->api != NULL && i < RULE_ALL; i++) {
         PyObject *x = c->tensors[i];
-        PyObject *type = (PyObject *)Py_TYPE(x);
-        const bool is_plain = type == r->part[RULE_TENSOR] || type == r->part[RULE_PARAMETER];
-        if (i >= RULE_TENSORS && x == Py_None) {
-            continue;
-        }
-        if (!is_plain || r->api->view(x, &c->views[i]) != 0) {
-            PyErr_Clear();
+        const bool is_none = i >= RULE_TENSORS && x == Py_None;
+        if (!is_none && !pya_rule_view(r, x, &c->views[i])) {
             return false;
         }
     }
     return r->api != NULL;
-}
-
-static bool
-rule_sizes(struct rule_args *c) {
-    for (int i = 0; i < RULE_TENSORS; i++) {
-        if (!view_sizes(&c->views[i], c->n[i])) {
-            return false;
-        }
-    }
-    return true;
 }
 
 /* ---- torch's kernel ---- */
@@ -156,7 +153,7 @@ rule_is_refused(const struct rule_args *c) {
 /* Is torch's kernel the faster one for such a call of no bias or mask? */
 static bool
 rule_prefers_torchs(const struct rule *r, const struct rule_args *c) {
-    return rule_has_one_key(r, c->n) || (rule_is_little(r, c->n) && rule_asks_gradient(r, c));
+    return rule_has_one_key(r, c->n);
 }
 
 static PyObject *
@@ -230,15 +227,10 @@ rule_is_plain(const struct rule_args *c, PyObject *dropout, PyObject *path) {
            PyUnicode_CompareWithASCIIString(path, "auto") == 0;
 }
 
-static bool
-rule_is_compiled(const struct rule *r) {
-    return PyDict_GetItem(r->part[RULE_COMPILER], r->names[RULE_FLAG]) != Py_False;
-}
-
 /* NULL, with or without an exception: neither kernel serves the call.  *info is what is said of the one that does. */
 static PyObject *
 rule_serve(struct rule *r, struct rule_args *c, PyObject **info) {
-    const bool has_views = rule_views(r, c);
+    const bool has_views = pya_rule_views(r, c);
     if (has_views && !rule_sizes(c)) {
         return NULL;
     }
@@ -299,9 +291,18 @@ rule_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     return NULL;
 }
 
-static PyMethodDef rule_method = {
-    "attention_plain", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
-    "(q, k, v, bias, mask, causal, scale, dropout, path, return_info): the result, or None"};
+static PyObject *
+rule_backward(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    struct rule *r = (struct rule *)PyCapsule_GetPointer(self, rule_capsule);
+    return r == NULL ? NULL : pya_rule_backward(r, args, n);
+}
+
+static PyMethodDef rule_methods[] = {
+    {"attention_plain", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
+     "(q, k, v, bias, mask, causal, scale, dropout, path, return_info): the result, or None"},
+    {"attention_plain_backward", (PyCFunction)(void (*)(void))rule_backward, METH_FASTCALL,
+     "(gradient, saved tensors, causal, scale, needs_bias): four gradients, or None"},
+};
 
 static bool
 rule_fill(struct rule *r, PyObject *parts) {
@@ -355,9 +356,13 @@ core_attention_plain(PyObject *self, PyObject *args) {
         rule_free(r);
         return NULL;
     }
-    PyObject *function = PyCFunction_New(&rule_method, capsule);
-    Py_DECREF(capsule); /* the function holds it; if there is none, this frees it */
-    return function;
+    PyObject *serve = PyCFunction_New(&rule_methods[0], capsule);
+    PyObject *backward = PyCFunction_New(&rule_methods[1], capsule);
+    PyObject *both = serve == NULL || backward == NULL ? NULL : PyTuple_Pack(2, serve, backward);
+    Py_XDECREF(serve);
+    Py_XDECREF(backward);
+    Py_DECREF(capsule); /* the functions hold it; if there are none, this frees it */
+    return both;
 }
 
 static PyMethodDef attention_methods[] = {

@@ -41,10 +41,14 @@ enum rule_part {
     RULE_QUIET,   /* pairs of a function and what it returns if nothing sees or changes calls */
     RULE_EMPTY,   /* (sizes, strides, dtype): a new tensor; None: pyalloc's kernel is not used */
     RULE_THREADS, /* (multiply-adds): how many threads to use */
-    RULE_KERNEL,  /* (): the address of pyalloc's kernel */
-    RULE_RECORD,  /* the op's arguments: calls it so that autograd records it */
+    RULE_FORWARD, /* (): the address of pyalloc's kernel */
+    RULE_BACKWARD,
+    /* (q, k, v, bias, mask, causal, scale, (result, statistics)): the result, recorded by autograd */
+    RULE_RECORD,
     RULE_PARTS,
 };
+
+typedef int rule_kernel(const struct pya_ops_attention *);
 
 struct rule {
     long long one_key_queries, one_key_head; /* see rule_has_one_key */
@@ -55,8 +59,8 @@ struct rule {
     PyObject *names[RULE_NAMES];
     PyObject *parts; /* the tuple, which owns what `part` borrows */
     PyObject *part[RULE_PARTS];
-    const struct pya_dlpack_api *api;                /* NULL: use attributes */
-    int (*kernel)(const struct pya_ops_attention *); /* NULL: not yet asked for */
+    const struct pya_dlpack_api *api; /* NULL: use attributes */
+    rule_kernel *forward, *backward;  /* NULL: not yet asked for */
 };
 
 enum { RULE_DIMS = VIEW_DIMS, RULE_TENSORS = 3, RULE_BIAS = RULE_TENSORS, RULE_MASK, RULE_ALL };
@@ -86,8 +90,13 @@ rule_says(PyObject *function, PyObject *wanted) {
 }
 
 static inline bool
+rule_records(const struct rule *r) {
+    return rule_says(r->part[RULE_GRAD_MODE], Py_True);
+}
+
+static inline bool
 rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
-    if (!rule_says(r->part[RULE_GRAD_MODE], Py_True)) {
+    if (!rule_records(r)) {
         return false;
     }
     for (int i = 0; i < RULE_MASK; i++) {
@@ -99,5 +108,42 @@ rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
     return false;
 }
 
+/* The sizes of the queries, keys and values, of which there are views.  False: they are not for C. */
+static inline bool
+rule_sizes(struct rule_args *c) {
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        if (!view_sizes(&c->views[i], c->n[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static inline bool
+rule_is_compiled(const struct rule *r) {
+    return PyDict_GetItem(r->part[RULE_COMPILER], r->names[RULE_FLAG]) != Py_False;
+}
+
+/* A view of a tensor of one of the two classes.  False without an exception: C is shown none, as of what a transform wraps. */
+bool pya_rule_view(const struct rule *r, PyObject *x, struct pya_dlpack_view *view);
+/* Views of all arguments.  False: C is not shown all of them. */
+bool pya_rule_views(const struct rule *r, struct rule_args *c);
 /* By pyalloc's kernel.  NULL, with or without an exception: this is not for it, or it failed. */
 PyObject *pya_rule_by_us(struct rule *r, const struct rule_args *c);
+/* (gradient, (result, statistics, q, k, v, bias, mask), causal, scale, whether the bias's gradient is wanted): the gradients of
+ * q, k, v and the bias, or None: they are for Python. */
+PyObject *pya_rule_backward(struct rule *r, PyObject *const *args, Py_ssize_t n);
+
+/* ---- what forward and backward share ---- */
+
+/* Does nothing but autograd, if it records, see the call: no tangent, transform, trace, mode or cast? */
+bool pya_rule_is_quiet(const struct rule *r);
+/* Does the kernel read the tensor as it lies: rows without gaps, and no negation that torch has put off? */
+bool pya_rule_is_dense(const struct rule *r, PyObject *x, const struct pya_dlpack_view *view);
+/* Sets all that the kernels read of the arguments.  False: they are not for C. */
+bool pya_rule_fill(const struct rule *r, const struct rule_args *c, struct pya_ops_attention *a);
+/* A new tensor without gaps, and its view; NULL with an exception. */
+PyObject *
+pya_rule_empty(const struct rule *r, const long long n[RULE_DIMS], struct pya_dlpack_view *view);
+/* Loads the kernel, if need be, and runs it.  False, with or without an exception. */
+bool pya_rule_run(struct rule *r, bool is_backward, struct pya_ops_attention *a);

@@ -1,8 +1,9 @@
-"""Where torch's attention kernel is faster than pyalloc's: finds the rule of pyalloc.ops.attention.
+"""Where torch's attention kernel is faster than pyalloc's: finds the rules of pyalloc.ops.attention.
 
-``python -m benchmarks.ops.dispatch`` times forward and backward of both kernels on random small shapes.  For every
-candidate rule it prints how many shapes would be slower than 0.95x torch, and how many wins of over 1.15x it would
-miss.  Uses one thread and processor time, so that a busy machine does not matter; run it again after kernel changes.
+``python -m benchmarks.ops.dispatch`` times forward and backward of both kernels on random small shapes, pyalloc's
+called from C, and as where C is shown no tensors.  For the former and for each candidate of a rule for the latter it
+prints how many shapes would be slower than 0.95x torch, and how many wins of over 1.15x a rule would miss.  Uses one
+thread and processor time, so that a busy machine does not matter; run it again after kernel changes.
 """
 
 from __future__ import annotations
@@ -11,42 +12,30 @@ import argparse
 import itertools
 import json
 import random
-import sys
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from benchmarks.helping import HelpFormatter
 from benchmarks.ops.attention import sdpa, sweep_shape
 from benchmarks.ops.measure import both, least_ratio
 from pyalloc import ops
-from pyalloc._core import attention_plain
-from pyalloc.ops import attention as rule
+from pyalloc.ops import _plain as rule
 
-_by_rule = rule._serve_plain
-_always = attention_plain(rule._PARTS, (sys.maxsize, sys.maxsize, 0, *rule._LIMITS[3:]))
 _MOST_PRODUCTS = 3_000_000  # with more there is no question
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One measured shape; the ratio is torch's time over pyalloc's."""
+    """One measured shape; a ratio is torch's time over pyalloc's."""
 
     heads: int
     queries: int
     keys: int
     dim: int
-    ratio: float
-
-
-def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As a call that goes to pyalloc's kernel; path="kernel" would take longer, as it is not served from C."""
-    rule._serve_plain = _always
-    try:
-        return ops.scaled_attention(q, k, v)
-    finally:
-        rule._serve_plain = _by_rule
+    from_c: float
+    from_python: float
 
 
 def measure(rng: random.Random) -> Shape:
@@ -55,8 +44,21 @@ def measure(rng: random.Random) -> Shape:
         n_b, n_h, n_q, n_k, d = sweep_shape(rng)
     q, grad = torch.randn(2, n_b, n_h, n_q, d)
     k, v = torch.randn(2, n_b, n_h, n_k, d)
-    ratio = least_ratio(both(kernel, (q, k, v), grad), both(sdpa, (q, k, v), grad))
-    return Shape(n_b * n_h, n_q, n_k, d, ratio)
+    torchs = both(sdpa, (q, k, v), grad)
+    from_python = partial(ops.scaled_attention, path="kernel")
+    ratios = (
+        least_ratio(both(ours, (q, k, v), grad), torchs)
+        for ours in (ops.scaled_attention, from_python)
+    )
+    return Shape(n_b * n_h, n_q, n_k, d, *ratios)
+
+
+def slowest(ratios: list[float]) -> dict[str, object]:
+    return {
+        "kernel": len(ratios),
+        "slower_than_0_95": sum(r < 0.95 for r in ratios),
+        "slowest": round(min(ratios, default=1.0), 3),
+    }
 
 
 def judge(shapes: list[Shape], little: int, head: int, score: int) -> dict[str, object]:
@@ -69,17 +71,16 @@ def judge(shapes: list[Shape], little: int, head: int, score: int) -> dict[str, 
         work = s.heads * (head + s.queries * s.keys * (s.dim + score))
         return not has_one_key(s) and work >= little
 
-    ours = [s.ratio for s in shapes if is_ours(s)]
-    wins = sum(s.ratio > 1.15 for s in shapes)
+    ours = [s.from_python for s in shapes if is_ours(s)]
+    wins = sum(s.from_python > 1.15 for s in shapes)
     return {
+        "called": "from Python",
         "little_work": little,
         "work_of_head": head,
         "work_of_score": score,
         "is_used": (little, head, score)
         == (rule._LITTLE_WORK, rule._WORK_OF_HEAD, rule._WORK_OF_SCORE),
-        "kernel": len(ours),
-        "slower_than_0_95": sum(r < 0.95 for r in ours),
-        "slowest": round(min(ours, default=1.0), 3),
+        **slowest(ours),
         "wins_given_away": wins - sum(r > 1.15 for r in ours),
     }
 
@@ -92,6 +93,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     shapes = [measure(rng) for _ in range(args.shapes)]
+    print(json.dumps({"called": "from C", **slowest([s.from_c for s in shapes])}))
     candidates = (64_000, 112_000, 160_000, 224_000), (2048, 4096), (16, 32)
     for candidate in itertools.product(*candidates):
         print(json.dumps(judge(shapes, *candidate)), flush=True)

@@ -329,6 +329,13 @@ def _gradients(ctx: Any, backward: Any, grad: Tensor | None) -> tuple[Any, ...]:
     return d_q, d_k, d_v, d_bias if needs_bias else None, None, None, None, None, None
 
 
+def backward(grad: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and bias of a call that bypassed the dispatcher, whatever sees this one."""
+    forms = _transformable_backward, _backward_kernel, "scaled_attention_backward"
+    *found, d_bias = choose_backward((grad,), *forms)(grad, *args)
+    return (*found, d_bias if args[-1] else None)
+
+
 def _vjp(ctx: Any, grad: Tensor | None, grad_stats: Tensor | None) -> tuple[Any, ...]:
     return _gradients(ctx, torch.ops.pyalloc.scaled_attention_backward, grad)
 

@@ -3,43 +3,26 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import operator
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
-from torch.autograd import forward_ad
 
-from pyalloc._core import attention_plain
 from pyalloc.errors import OpError
-from pyalloc.ops import _attention, _cuda, _second
+from pyalloc.ops import _attention, _cuda, _plain, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import (
     has_gradient,
     has_tangent,
     needs_more_than_once,
 )
-from pyalloc.ops._library import WORK_OF_A_THREAD, address, threads
-from pyalloc.ops._plans import autocasts, empty_cpu, keep, key_of_call
+from pyalloc.ops._plans import keep, key_of_call
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
-from pyalloc.ops._vmap import QUIET, is_eager
-
-_log = logging.getLogger("pyalloc.ops")
-
-# For so many queries of a single key, and heads so wide, torch's kernel is the faster one.
-_ONE_KEY_QUERIES = 5
-_ONE_KEY_HEAD = 96
-# With less work too, if autograd or anything else sees the call: a node in Python costs more than one in C++. Work is
-# batch * heads * (_WORK_OF_HEAD + queries * keys * (head size + _WORK_OF_SCORE)). Found by
-# `python -m benchmarks.ops.dispatch`.
-_LITTLE_WORK = 160_000
-_WORK_OF_HEAD = 4096
-_WORK_OF_SCORE = 32
+from pyalloc.ops._vmap import is_eager
 
 # On CUDA the kernels for tensor cores take what is worth their call, and of wide heads what fills a card: by the sweep
 # on an H100 (docs/card.md) SDPA is the faster one elsewhere. (A call then cost 30 us more than torch's.)
@@ -49,50 +32,15 @@ _BLOCKS_OF_WIDE_HEADS = 132
 _QUERIES_OF_A_BLOCK = 64
 
 _OP = "scaled_attention"
-_LARGEST_HEAD = 256
 _LARGEST_TENSOR_HEAD = 128
 _TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is there if this is
 _PATHS = ("auto", "kernel")
 _NUMBERS = (float, int, type(None))
-_TAKEN = "scaled_attention: %s (%s)"
-_BY_TORCH = {"path": "sdpa", "reason": "one key, or little to do"}
-_BY_US = {"path": "kernel", "reason": "pyalloc's kernel"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
 _is_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_PARTS = (
-    Tensor,
-    torch.nn.Parameter,
-    torch.float32,
-    vars(torch.compiler),
-    _transforms,
-    torch.is_grad_enabled,
-    torch._C._autograd._top_saved_tensors_default_hooks,
-    _sdpa,
-    _second.offer,
-    _second.HOOKS,
-    _BY_TORCH,
-    _BY_US,
-    partial(_log.debug, _TAKEN, *_BY_US.values()),
-    vars(forward_ad),
-    (*QUIET, (autocasts, False)),
-    empty_cpu,
-    threads,
-    partial(address, "pya_ops_attention_forward"),
-    _attention.record,
-)
-_LIMITS = (
-    _ONE_KEY_QUERIES,
-    _ONE_KEY_HEAD,
-    _LITTLE_WORK,
-    _WORK_OF_HEAD,
-    _WORK_OF_SCORE,
-    _LARGEST_HEAD,
-    2 * WORK_OF_A_THREAD,
-)
-_serve_plain = attention_plain(_PARTS, _LIMITS)
 
 
 @overload
@@ -166,8 +114,8 @@ def scaled_attention(
 
     torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if pyalloc's
     kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x) or there
-    is little to do; and float32 on the CPU with one key or little to do, if gradients are wanted or a
-    transform, tracer or mode sees the call; all without bias, mask and dropout. (On CUDA their gradients are
+    is little to do; and float32 on the CPU with one key, or with little to do if a transform, tracer or mode sees the
+    call or torch is older than 2.14; all without bias, mask and dropout. (On CUDA their gradients are
     repeatable only under torch.use_deterministic_algorithms.) If a backward through them is to be differentiated
     (create_graph), pyalloc's kernel recomputes its gradients, since torch's are differentiable only once. Second
     derivatives, and forward-mode ones, are plain torch and keep the scores. The path taken is logged to
@@ -188,7 +136,7 @@ def scaled_attention(
     if not _is_dynamo_compiling():
         # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
         # explained below.
-        served = _serve_plain(q, k, v, bias, mask, causal, scale, dropout, path, bool(return_info))
+        served = _plain.serve(q, k, v, bias, mask, causal, scale, dropout, path, bool(return_info))
         if served is not None:
             return served
     is_turned = causal and scale is not None and not scale > 0
@@ -208,7 +156,7 @@ def scaled_attention(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     taken, reason = _choose(q, k, v, (bias, mask, dropout, is_turned), path)
     if not _is_compiling():
-        _log.debug(_TAKEN, taken, reason)
+        _plain.log.debug(_plain.TAKEN, taken, reason)
     if key is not None and is_eager() and all(map(operator.is_, given, (q, k, v, bias, mask))):
         _learn(key, _Known(taken, reason, scale), given)
     if taken == "sdpa":
@@ -253,7 +201,7 @@ def _run_known(
     return_info: bool,
 ) -> Tensor | tuple[Tensor, dict[str, str]]:
     taken, reason, scale = known
-    _log.debug(_TAKEN, taken, reason)
+    _plain.log.debug(_plain.TAKEN, taken, reason)
     if taken == "sdpa":
         out = _by_torch(*tensors[:3], causal, scale)
     else:
@@ -470,7 +418,7 @@ def _is_worth_a_launch(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether these are windows of a sequence, as of unfold(); C finds those with little to do (_serve_plain)."""
+    """Whether these are windows of a sequence, as of unfold(); C finds those with little to do (_plain.serve)."""
     row, lane = x.stride()[2:]
     is_window = holds(lane == 1) and holds(row > 0) and holds(row < x.shape[3])
     return is_window and not holds(x.shape[2] <= 1)
@@ -499,8 +447,10 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise OpError(
             f"{_OP}: heads of q must be a multiple of those of k, got {n_h} and {of_k[1]}"
         )
-    if not 1 <= d <= _LARGEST_HEAD or of_v[3] > _LARGEST_HEAD:
-        raise OpError(f"{_OP}: head sizes go from 1 up to {_LARGEST_HEAD}, got {d} and {of_v[3]}")
+    if not 1 <= d <= _plain.LARGEST_HEAD or of_v[3] > _plain.LARGEST_HEAD:
+        raise OpError(
+            f"{_OP}: head sizes go from 1 up to {_plain.LARGEST_HEAD}, got {d} and {of_v[3]}"
+        )
 
 
 def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from pyalloc.ops import scaled_attention
+from pyalloc._core import attention_plain
+from pyalloc.ops import _plain, scaled_attention
 
 from .reference import within
 
-# Without its table of functions (before 2.14), small calls without gradients go to torch's kernel.
+# Without its table of functions (before 2.14), calls with little to do go to torch's kernel.
 SHOWS_TENSORS_TO_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+HAS_NO_TABLE = object  # a class in place of Tensor's
+
+
+def serve_without_table():
+    """What serves plain calls where C is shown no tensors."""
+    return attention_plain((HAS_NO_TABLE, *_plain._PARTS[1:]), _plain._LIMITS)[0]
 
 
 def probabilities(q, k, bias=None, mask=None, causal=False, scale=None):

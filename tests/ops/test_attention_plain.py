@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc._core import attention_plain
-from pyalloc.ops import _library, _plans, attention, scaled_attention
+from pyalloc.ops import _library, _plain, _plans, scaled_attention
 
 from .attention_cases import SHOWS_TENSORS_TO_C, eager, problem
 from .reference import relative
@@ -34,7 +34,7 @@ SHAPES = [
 
 def served(*qkv, bias=None, mask=None, causal=False, scale=None):
     """What C computes; None if it leaves the call to Python."""
-    return attention._serve_plain(*qkv, bias, mask, causal, scale, 0.0, "auto", True)
+    return _plain.serve(*qkv, bias, mask, causal, scale, 0.0, "auto", True)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -238,10 +238,13 @@ def test_threads():
 
     modes = (lambda: False), torch.is_grad_enabled, (lambda _: None)
     parts = torch.Tensor, torch.nn.Parameter, torch.float32, vars(torch.compiler), *modes
-    kernel = partial(_library.address, "pya_ops_attention_forward")
+    kernels = (
+        partial(_library.address, f"pya_ops_attention_{way}") for way in ("forward", "backward")
+    )
     kinds = None, None, {}, {}, {}, bool, {"_current_level": -1}, ()
     limits = 1, 1, 1, 1, 1, 256, 100_000
-    serve = attention_plain((*parts, *kinds, _plans.empty_cpu, threads, kernel, None), limits)
+    parts = *parts, *kinds, _plans.empty_cpu, threads, *kernels, None
+    serve, _ = attention_plain(parts, limits)
     options = None, None, False, None, 0.0, "auto", False
     large, small = problem(1, 2, 2, 6, 131, 64, 32), problem(1, 2, 2, 6, 130, 64, 32)
     found = [serve(*large, *options) for _ in range(3)]

@@ -9,11 +9,21 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
+from pyalloc.ops import _plain, scaled_attention
 from pyalloc.ops import attention as attention_module
-from pyalloc.ops import scaled_attention
 
-from .attention_cases import eager, problem
+from .attention_cases import SHOWS_TENSORS_TO_C, eager, problem, serve_without_table
 from .reference import relative
+
+
+@pytest.fixture(params=["sdpa", "kernel"])
+def path_of_few(request, monkeypatch):
+    """Which kernel serves calls with little to do: torch's if C is shown no tensors."""
+    if request.param == "sdpa":
+        monkeypatch.setattr(_plain, "serve", serve_without_table())
+    elif not SHOWS_TENSORS_TO_C:
+        pytest.skip("this torch has no table for C")
+    return request.param
 
 
 @pytest.mark.parametrize("bias", [None, (1, 2, 4, 5), (5,)])
@@ -37,13 +47,14 @@ def second_order(function, inputs, grad, weights):
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True, "scale": 0.3}], ids=str)
 @pytest.mark.parametrize("shape", [(1, 4, 4, 10, 30, 8, 8), (1, 4, 2, 5, 9, 8, 8)], ids=str)
-def test_second_derivatives_where_torchs_kernel_serves(shape, options, dtype, bar):
+def test_second_derivatives_of_few_queries(shape, options, dtype, bar, path_of_few):
     """Torch's kernel has none: create_graph makes pyalloc's compute the gradients again."""
     inputs = [x.to(dtype) for x in problem(*shape)]
     grad, weights = torch.randn(*shape[:2], shape[3], 8), [torch.randn(x.shape) for x in inputs]
     if dtype != torch.float32 or shape[1] == shape[2]:
         leaves = [x.clone().requires_grad_() for x in inputs]
-        assert scaled_attention(*leaves, **options, return_info=True)[1]["path"] == "sdpa"
+        path = path_of_few if dtype == torch.float32 else "sdpa"
+        assert scaled_attention(*leaves, **options, return_info=True)[1]["path"] == path
 
     def right(*args):
         return eager(*args, **options)
@@ -54,6 +65,7 @@ def test_second_derivatives_where_torchs_kernel_serves(shape, options, dtype, ba
         assert a.dtype == dtype and relative(a, b) < bar
 
 
+@pytest.mark.usefixtures("path_of_few")
 def test_graph_of_a_backward_can_be_made_again_and_left():
     inputs = [x.requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
     out = scaled_attention(*inputs)
@@ -73,6 +85,7 @@ def test_graph_of_a_backward_can_be_made_again_and_left():
     assert not heard  # it belongs to the other result
 
 
+@pytest.mark.usefixtures("path_of_few")
 def test_hessian_of_a_small_input():
     q, k, v = problem(1, 1, 1, 3, 4, 2, 2)
 
@@ -87,10 +100,11 @@ def test_hessian_of_a_small_input():
 
 @pytest.mark.parametrize("early_stop", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_checkpoint_where_torchs_kernel_serves(dtype, early_stop):
+def test_checkpoint_of_few_queries(dtype, early_stop, path_of_few):
     """A checkpoint hands out its tensors once: torch's kernel needs them, and so do second derivatives."""
     inputs = [x.to(dtype).requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
-    assert scaled_attention(*inputs, return_info=True)[1]["path"] == "sdpa"
+    path = path_of_few if dtype == torch.float32 else "sdpa"
+    assert scaled_attention(*inputs, return_info=True)[1]["path"] == path
 
     def attend(*qkv):
         return scaled_attention(*(2 * x for x in qkv), scale=0.125).sin()
@@ -129,7 +143,7 @@ def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch)
             return checkpoint(scaled_attention, *qkv, use_reentrant=False)
         return scaled_attention(*qkv)
 
-    monkeypatch.setattr(attention_module, "_serve_plain", lambda *_: None)  # the CPU's alone
+    monkeypatch.setattr(_plain, "serve", lambda *_: None)  # the CPU's alone
     monkeypatch.setattr(attention_module, "_choose", lambda *_: ("sdpa", "as on CUDA"))
     monkeypatch.setattr(attention_module, "_known", {})
     monkeypatch.setattr(attention_module, "_sdpa", padded)
@@ -142,6 +156,7 @@ def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch)
         assert relative(a, b) < 2e-6
 
 
+@pytest.mark.usefixtures("path_of_few")
 def test_checkpoint_lets_go_of_its_tensors():
     """What is kept for a possible second derivative must not outlive a first one."""
     q, k, v = problem(1, 2, 2, 4, 5, 4, 4)

@@ -26,7 +26,7 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         import pyalloc
         from pyalloc import _core
         from pyalloc.inside import eventsources
-        from pyalloc.ops import _attention, _library, _plans
+        from pyalloc.ops import _library, _plain, _plans
 
         MIB = 1 << 20
         sys.unraisablehook = lambda told: None
@@ -79,19 +79,25 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
         modes = torch.is_inference_mode_enabled, torch.is_grad_enabled, lambda _: None
         sdpa = torch.nn.functional.scaled_dot_product_attention
         parts = *types, torch.float32, vars(torch.compiler), *modes, sdpa, print, {-1: print}
-        kernel = partial(_library.address, "pya_ops_attention_forward")
+        kernels = [
+            partial(_library.address, f"pya_ops_attention_{way}") for way in ("forward", "backward")
+        ]
         kinds = {}, {}, bool, {"_current_level": -1}, ((bool, False),)
-        parts = *parts, *kinds, _plans.empty_cpu, _library.threads, kernel, _attention.record
+        parts = *parts, *kinds, _plans.empty_cpu, _library.threads, *kernels, _plain._PARTS[-1]
         limits = 10, 3, 1000, 100, 2, 256, 10
-        few = _core.attention_plain(parts, limits)
-        no_work = *limits[:2], 0, *limits[3:]
-        recorded = _core.attention_plain(parts, no_work)
-        refused = _core.attention_plain((*parts[:-1], bool), no_work)
+        few, _ = _core.attention_plain(parts, limits)
+        _, gradients = _core.attention_plain((*parts[:5], bool, *parts[6:]), limits)
+        refused, _ = _core.attention_plain((*parts[:-1], bool), limits)
         learned = [torch.ones(1, 1, 2, 3, requires_grad=True)] * 3
 
         one = torch.ones(())
         options = None, None, False, 0.5, 0.0, "auto", True
-        assert recorded(*learned, *options)[0].requires_grad
+        out = few(*learned, torch.ones(1, 1, 1, 1), *options[1:])[0]
+        saved, grad = out.grad_fn.saved_tensors, torch.ones_like(out)
+        wanted = grad, saved, False, 0.5, True
+        assert len(gradients(*wanted)) == 4
+        one_key = torch.ones(1, 1, 10, 3, requires_grad=True), *learned[:2]
+        one_key = one_key[0], *(x[:, :, :1] for x in one_key[1:])
 
         def rule(*qkv, bias=None, mask=None, causal=False):
             return few(*qkv, bias, mask, causal, 0.5, 0.0, "auto", True)
@@ -144,8 +150,13 @@ def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
             "rule of no tensors": lambda: rule(1, 2, 3),
             "rule of others than bare calls": lambda: rule(*tensors, causal=1),
             "rule with a gradient": lambda: rule(*learned, causal=True),
-            "rule that records": lambda: recorded(*learned, *options),
-            "rule that records no such scores": lambda: recorded(*learned, one, *options[1:]),
+            "rule with a gradient of one key": lambda: rule(*one_key),
+            "rule that records": lambda: few(*learned, *options),
+            "rule that records no such scores": lambda: few(*learned, one, *options[1:]),
+            "gradients": lambda: gradients(*wanted),
+            "gradients of no bias": lambda: gradients(grad, (*saved[:5], None, None), *wanted[2:]),
+            "gradients of wrong sizes": lambda: gradients(grad[..., :1], *wanted[1:]),
+            "gradients of nothing": gradients,
             "rule that records nothing": lambda: refused(*learned, *options),
             "maker of rules": lambda: _core.attention_plain(parts, limits),
             "maker of none": lambda: _core.attention_plain(parts, (*limits[1:], "6")),
