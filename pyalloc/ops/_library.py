@@ -202,6 +202,14 @@ def cpu_isa() -> str:
     return ISA_NAMES[library().pya_ops_isa_current()]
 
 
+def has_vectors() -> bool:
+    """Whether the CPU kernels use vectors here: there are none for arm64, nor for x86 without AVX2."""
+    try:
+        return bool(library().pya_ops_isa_best() > 0)
+    except OpError:
+        return True  # told when a kernel is called
+
+
 def set_cpu_isa(name: str) -> None:
     """Makes the CPU kernels use a narrower instruction set than the machine has (measurements, tests).
 

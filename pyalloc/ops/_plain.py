@@ -12,13 +12,14 @@ from torch.autograd import forward_ad
 
 from pyalloc._core import attention_plain
 from pyalloc.ops import _attention, _second
-from pyalloc.ops._library import WORK_OF_A_THREAD, address, threads
+from pyalloc.ops._library import WORK_OF_A_THREAD, address, has_vectors, threads
 from pyalloc.ops._plans import autocasts, empty_cpu
 from pyalloc.ops._vmap import QUIET
 
 log = logging.getLogger("pyalloc.ops")
 TAKEN = "scaled_attention: %s (%s)"
 LARGEST_HEAD = 256
+HAS_VECTORS = has_vectors()
 
 # For so many queries of a single key, and heads so wide, torch's kernel is the faster one.
 _ONE_KEY_QUERIES = 5
@@ -80,7 +81,7 @@ _PARTS = (
     partial(log.debug, TAKEN, *_BY_US.values()),
     vars(forward_ad),
     (*QUIET, (autocasts, False)),
-    empty_cpu,
+    empty_cpu if HAS_VECTORS else None,
     threads,
     partial(address, "pya_ops_attention_forward"),
     partial(address, "pya_ops_attention_backward"),

@@ -35,6 +35,7 @@ _OP = "scaled_attention"
 _LARGEST_TENSOR_HEAD = 128
 _TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is there if this is
 _PATHS = ("auto", "kernel")
+_MISREAD = "kernel", "torch's kernel misreads rows that overlap"
 _NUMBERS = (float, int, type(None))
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
@@ -112,14 +113,15 @@ def scaled_attention(
         (B, H, Lq, dv), in the dtype that q, k and v promote to, or autocast's if that is on.  Repeatable bit for
         bit with the same number of threads.
 
-    torch's own kernels serve the cases that they can do and do faster: half precision; float32 on CUDA if pyalloc's
-    kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and 10.x) or there
-    is little to do; and float32 on the CPU with one key, or with little to do if a transform, tracer or mode sees the
-    call or torch is older than 2.14; all without bias, mask and dropout. (On CUDA their gradients are
-    repeatable only under torch.use_deterministic_algorithms.) If a backward through them is to be differentiated
+    torch's own kernels serve the cases that they can do and do faster: half precision; float64 on the CPU, and
+    float32 where pyalloc has no vector kernels (arm64), unless a transform or tracer sees the call; float32 on CUDA
+    if pyalloc's kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and
+    10.x) or there is little to do; and float32 on the CPU with one key, or with little to do if a transform, tracer
+    or mode sees the call or torch is older than 2.14; all without bias, mask and dropout. (On CUDA their gradients
+    are repeatable only under torch.use_deterministic_algorithms.) If a backward through them is to be differentiated
     (create_graph), pyalloc's kernel recomputes its gradients, since torch's are differentiable only once. Second
-    derivatives, and forward-mode ones, are plain torch and keep the scores. The path taken is logged to
-    "pyalloc.ops" at debug level, unless it is torch's for little to do.
+    derivatives, and forward-mode ones, are plain torch and keep the scores. The path taken is logged to "pyalloc.ops"
+    at debug level, unless it is torch's for little to do.
 
     Raises:
         OpError: shapes, dtypes or devices do not fit together, head sizes are over 256, or dropout is
@@ -365,10 +367,17 @@ def _choose(
         return "kernel", "asked for"
     if is_turned:
         return "kernel", "torch's kernels scale what causal hides by -inf"
-    is_bare = bias is None is mask and dropout == 0
-    if is_bare and q.dtype in (torch.float16, torch.bfloat16):
+    if bias is None is mask and dropout == 0:
+        return _choose_for_bare(q, k, v)
+    return "kernel", "pyalloc's kernel"
+
+
+def _choose_for_bare(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, str]:
+    if q.dtype in (torch.float16, torch.bfloat16):
         return _choose_for_halves(q, k, v)
-    if is_bare and q.is_cuda and q.dtype == torch.float32:
+    if q.is_cpu and _has_no_vectors(q.dtype) and is_eager():  # transforms know ours
+        return _choose_without_vectors(q, k, v)
+    if q.is_cuda and q.dtype == torch.float32:
         return _choose_for_floats_on_cuda(q, k, v)
     return "kernel", "pyalloc's kernel"
 
@@ -377,8 +386,18 @@ def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
     if needs_more_than_once():
         return "kernel", "torch's kernels have one derivative, in reverse mode"
     if qkv[0].is_cpu and any(map(_overlaps, qkv)):
-        return "kernel", "torch's kernel misreads rows that overlap"
+        return _MISREAD
     return "sdpa", "half precision: torch's kernels use the matrix units"
+
+
+def _choose_without_vectors(*qkv: Tensor) -> tuple[str, str]:
+    if any(map(_overlaps, qkv)):
+        return _MISREAD
+    return "sdpa", "torch's kernel uses vectors, pyalloc's would not"
+
+
+def _has_no_vectors(dtype: torch.dtype) -> bool:
+    return dtype == torch.float64 or not _plain.HAS_VECTORS
 
 
 def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, str]:

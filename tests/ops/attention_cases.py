@@ -9,8 +9,8 @@ from pyalloc.ops import _plain, scaled_attention
 
 from .reference import within
 
-# Without its table of functions (before 2.14), calls with little to do go to torch's kernel.
-SHOWS_TENSORS_TO_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+# Without torch's table of functions (before 2.14), calls with little to do go to its kernel; without vectors most do.
+SHOWS_TENSORS_TO_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__") and _plain.HAS_VECTORS
 HAS_NO_TABLE = object  # a class in place of Tensor's
 
 

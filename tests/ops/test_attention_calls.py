@@ -9,7 +9,7 @@ import torch
 
 from pyalloc._core import attention_plain
 from pyalloc.errors import OpError
-from pyalloc.ops import scaled_attention
+from pyalloc.ops import _plain, _plans, attention, scaled_attention
 
 from .attention_cases import SHOWS_TENSORS_TO_C, compare, eager, problem, results
 from .reference import relative
@@ -47,14 +47,16 @@ def test_path_is_reported():
         assert path(*tensors) == few
     assert path(q, k, v, path="kernel") == path(q, k, v, dropout=0.1) == "kernel"
     assert path(q, k, v, torch.zeros(20)) == path(q, k, v, mask=torch.ones(20) > 0) == "kernel"
-    assert path(q.double(), k.double(), v.double()) == "kernel"
+    assert path(q.double(), k.double(), v.double()) == "sdpa"
+    assert path(q.double(), k.double(), v.double(), torch.zeros(20).double()) == "kernel"
     more = problem(1, 2, 2, 39, 39, 16, 16)
     asking = more[0].clone().requires_grad_(), *more[1:]
     assert path(*more) == path(*asking) == few
     with torch.no_grad():
         assert path(*asking) == few
     large = problem(1, 2, 2, 40, 40, 16, 16)
-    assert path(*large) == path(large[0].requires_grad_(), *large[1:]) == "kernel"
+    many = "kernel" if _plain.HAS_VECTORS else "sdpa"
+    assert path(*large) == path(large[0].requires_grad_(), *large[1:]) == many
     assert path(q, k[:, :, :0], v[:, :, :0]) == "eager"
     half = [x.bfloat16() for x in (q, k, v)]
     out, info = scaled_attention(*half, return_info=True)
@@ -281,3 +283,25 @@ def test_wrong_arguments_are_named_with_what_was_given():
         scaled_attention(q, k, v, dropout=1.0)
     with pytest.raises(OpError, match="head sizes go from 1 up to 256, got 300"):
         scaled_attention(*problem(1, 1, 1, 2, 2, 300, 4))
+
+
+@pytest.mark.parametrize("n", [4, 60])
+def test_a_machine_without_vectors_takes_torchs_kernel(n, monkeypatch):
+    """Where it can do the case: plain numbers are slower than torch's vectors."""
+    without = [None if part is _plans.empty_cpu else part for part in _plain._PARTS]
+    monkeypatch.setattr(_plain, "serve", attention_plain(tuple(without), _plain._LIMITS)[0])
+    monkeypatch.setattr(_plain, "HAS_VECTORS", False)
+    monkeypatch.setattr(attention, "_known", {})
+    q, k, v = problem(1, 4, 2, n, n, 8, 8)
+    learned = q.clone().requires_grad_()
+    for _ in range(2):  # the second time from what is known of such calls
+        for tensors in ((q, k, v), (learned, k, v), (q.double(), k.double(), v.double())):
+            out, info = scaled_attention(*tensors, return_info=True)
+            assert info["path"] == "sdpa"
+            assert relative(out.detach(), eager(*(x.double().detach() for x in tensors))) < 1e-6
+        masked = scaled_attention(q, k, v, mask=torch.ones(n, n) > 0, return_info=True)[1]
+        assert masked["path"] == "kernel"
+    first = torch.autograd.grad(scaled_attention(learned, k, v).sum(), learned, create_graph=True)
+    assert first[0].requires_grad
+    windows = torch.randn(1, 4, 2 * n + 8).unfold(2, 8, 2)[:, :, :n]
+    assert scaled_attention(windows, k, v, return_info=True)[1]["path"] == "kernel"

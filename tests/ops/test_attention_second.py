@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -29,8 +30,9 @@ def path_of_few(request, monkeypatch):
 @pytest.mark.parametrize("bias", [None, (1, 2, 4, 5), (5,)])
 def test_gradients_to_second_order(bias):
     tensors = [x.double().requires_grad_() for x in problem(2, 2, 1, 4, 5, 3, 2, bias)]
-    assert gradcheck(scaled_attention, tensors)
-    assert gradgradcheck(scaled_attention, tensors)
+    for attend in (scaled_attention, partial(scaled_attention, path="kernel")):
+        assert gradcheck(attend, tensors)
+        assert gradgradcheck(attend, tensors)
 
 
 def second_order(function, inputs, grad, weights):
