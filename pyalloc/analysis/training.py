@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pyalloc.analysis.falling import LASTING, TRAINING, falls_by
 from pyalloc.analysis.idle import is_freed, runs_of
 from pyalloc.analysis.meaning import HOLDERS, Analysis
+from pyalloc.common.config import ANY_CHAINED
 from pyalloc.common.units import size
 from pyalloc.traces import source
 from pyalloc.traces.facts import Advice, Phase
@@ -172,12 +173,12 @@ def _first_gradient(analysis: Analysis) -> int:
 
 def _one_backward(analysis: Analysis) -> Iterator[Advice]:
     """Passes that all wait for one backward: parts of a batch whose losses are added up before it."""
-    if "chained" in analysis.notes:  # steps of a recurrent net, layers called one by one
-        return
     peak = analysis.peak
     for run, backwards in runs_of(analysis.phases):
         if len(run) < 2 or not backwards or not run[0].begin < peak.event <= backwards[-1].end:
             continue
+        if _is_chained(len(run), analysis):
+            return
         kept = _by_pass(run, peak.blocks, analysis)
         if len(backwards) > 1 or len(kept) < 2 or not is_freed(run, backwards):
             continue
@@ -198,6 +199,12 @@ def _one_backward(analysis: Analysis) -> Iterator[Advice]:
                 saved,
             )
         return
+
+
+def _is_chained(n_passes: int, analysis: Analysis) -> bool:
+    """Does a pass of such a run go on from another's result: steps of a recurrent net, layers called one by one?"""
+    lengths = analysis.notes.get("chained", "").split(",")
+    return lengths == [ANY_CHAINED] or str(n_passes) in lengths
 
 
 def _by_pass(run: list[Phase], blocks: Iterable[Block], analysis: Analysis) -> list[list[Block]]:

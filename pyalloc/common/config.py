@@ -36,6 +36,7 @@ CUBLAS_CACHE = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch keeps the workspaces, 
 # Notes in recordings: these sizes as torch reports them, also for cuBLASLt; each size that was set.
 CUBLAS_BYTES, CUBLASLT_BYTES = "cublas_workspace", "cublaslt_workspace"
 CUBLAS_NOTES = {"Cublas": CUBLAS_BYTES, "CublasLt": CUBLASLT_BYTES}  # by torch's names
+ANY_CHAINED = "True"  # instead of lengths, in the note of runs whose passes go on from one another
 
 # What a plan needs, and why.
 _PLANNED = (

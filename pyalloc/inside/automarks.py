@@ -18,7 +18,7 @@ from typing import Any
 
 from pyalloc import marks
 from pyalloc.common.config import CUBLAS_NOTES
-from pyalloc.inside import devices, tensors, uses
+from pyalloc.inside import chained, devices, tensors, uses
 
 MODULE = "module:"  # phases of modules carry this prefix
 _At = tuple[int, int]  # device, address
@@ -82,7 +82,7 @@ class AutoMarks:
         self.is_blind = False  # the program's modules or optimizers could not be looked at
         self.retains_graph = False  # has any backward done so?
         self.creates_graph = False
-        self.is_chained = False  # does a pass go on from what another one returned?
+        self.chained = chained.Runs()
         self.n_backwards = 0  # in progress
         self.next_step = 0
         self.torch: Any = None
@@ -191,8 +191,8 @@ class AutoMarks:
             phase = self._outermost(module)
             if phase != "inference":
                 self.uses.call(module)
-            if phase == "forward":
-                self._tell_chained(inputs)
+            if phase == "forward" and not self.n_backwards:  # there, checkpoints'
+                self._look_for_chain(inputs)
             self._begin(stack, id(module), phase, depth)
             if name:  # a part of a model is called by itself, as by a checkpoint in backward
                 self._begin(stack, 0, MODULE + name, depth)
@@ -245,12 +245,13 @@ class AutoMarks:
         self.known.update((at, told) for at, told in found.items() if told[0] != "gradients")
 
     @_harmless
-    def _tell_chained(self, inputs: Any) -> None:
-        """Notes that a pass goes on from what has a gradient, as a recurrent net's next step; not a checkpoint's."""
-        is_known = self.is_chained or self.n_backwards
-        if not is_known and tensors.has_history(inputs, self.torch.Tensor):
-            self.is_chained = True
-            self.recorder.add("user", "chained=True")
+    def _look_for_chain(self, inputs: Any) -> None:
+        self.chained.add(tensors.has_history(inputs, self.torch.Tensor))
+
+    def _end_run(self) -> None:
+        told = self.chained.end()
+        if told:
+            self.recorder.add("user", f"chained={told}")
 
     # ---- backward and optimizer ----
 
@@ -271,6 +272,7 @@ class AutoMarks:
             if not self.creates_graph and _creates_graph(*args):
                 self.creates_graph = True
                 self.recorder.add("user", "create_graph=True")
+            self._end_run()
             self.recorder.on_phase("backward", True)
             self.n_backwards += 1
             try:
@@ -362,6 +364,7 @@ class AutoMarks:
         return None
 
     def _begin_step(self, optimizer: Any, depth: int) -> None:
+        self._end_run()
         self.categorise()
         self._begin(self._open("steps"), id(optimizer), "optimizer", depth)
 
@@ -453,7 +456,8 @@ class AutoMarks:
         total = sum(found.values())
         if total != self.unused:
             self.unused = total
-            self.recorder.add("user", f"unused_gradients={total} bytes, {', '.join(models[:4])}")
+            kinds = ", ".join(list(dict.fromkeys(models))[:4])
+            self.recorder.add("user", f"unused_gradients={total} bytes, {kinds}")
 
     def _left_over(self) -> list[Any]:
         roots = _alive(self.roots)  # losses have no parameters

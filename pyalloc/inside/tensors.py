@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, ValuesView
+from collections.abc import Iterator, ValuesView
 from typing import Any
 
 _HOLDERS = (ValuesView, list, tuple)
-DEPTH = 3  # nesting of dicts and lists in an optimizer's state, and of tensors made of others
+DEPTH = 3  # nesting of dicts and lists in state or inputs, and of tensors made of others
 # What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized.
 _NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
@@ -31,9 +31,12 @@ def state(optimizer: Any) -> Iterator[Any]:
         yield from within(of_one)
 
 
-def within(state: Any, depth: int = 0) -> Iterator[Any]:
-    """The values in an optimizer's state for a parameter, also in nested dicts and lists, which may be cyclic."""
-    values = state.values() if isinstance(state, dict) else state
+def within(holder: Any, depth: int = 0) -> Iterator[Any]:
+    """The values in an optimizer's state for a parameter, or in a module's inputs.
+
+    Also those in nested dicts and lists, which may be cyclic.
+    """
+    values = holder.values() if isinstance(holder, dict) else holder
     for value in list(values) if isinstance(values, _HOLDERS) else ():
         if not isinstance(value, dict | list | tuple):
             yield value
@@ -49,17 +52,9 @@ def is_alike(one: Any, other: Any) -> bool:
     return a <= b or b <= a
 
 
-def has_history(values: Iterable[Any], kind: type[Any], depth: int = 0) -> bool:
-    """Was a tensor (of this kind) among these, or in their lists and tuples, computed from what has a gradient?"""
-    for value in values:
-        if isinstance(value, kind):
-            found = value.grad_fn is not None
-        else:
-            is_nest = isinstance(value, list | tuple) and depth < DEPTH
-            found = is_nest and has_history(value, kind, depth + 1)
-        if found:
-            return True
-    return False
+def has_history(inputs: Any, kind: type[Any]) -> bool:
+    """Was a tensor (of this kind) among a module's inputs computed from what has a gradient?"""
+    return any(isinstance(each, kind) and each.grad_fn is not None for each in within(inputs))
 
 
 def memory(tensor: Any) -> tuple[Any, int]:

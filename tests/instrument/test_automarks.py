@@ -15,7 +15,8 @@ from dry_support import python_for
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, kinds, pyalloc
 from pyalloc import trace
-from pyalloc.inside import automarks
+from pyalloc.common.config import ANY_CHAINED
+from pyalloc.inside import automarks, chained
 
 pytestmark = pytest.mark.torch
 
@@ -384,3 +385,16 @@ def test_models_are_looked_at_while_other_threads_use_new_ones() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert automarks._alive(known) == kept
+
+
+def test_runs_that_go_on_are_told_by_their_lengths_and_no_longer_once_there_are_many() -> None:
+    runs = chained.Runs()
+    told = []
+    for length in (3, 2, 3, *range(4, 40)):
+        for i in range(length):
+            runs.add(i > 0)
+        told.append(runs.end())
+        runs.add(False)
+        assert not runs.end()  # a single pass, which goes on from nothing
+    assert told[:3] == ["3", "2,3", ""]
+    assert told.count(ANY_CHAINED) == 1 and not any(told[told.index(ANY_CHAINED) + 1 :])

@@ -387,6 +387,50 @@ def test_steps_of_a_recurrent_net_are_no_parts_of_a_batch(
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("n_parts", "is_told"), [(4, True), (2, False)])
+def test_passes_that_go_on_from_one_another_say_nothing_of_a_run_of_another_length(
+    record: Record, n_parts: int, is_told: bool
+) -> None:
+    path = record(
+        LAYERS
+        + f"""
+    model, other = layers(4, 512), layers(1, 512)
+    for step in range(2):
+        x = torch.randn(256, 512, device="cuda")
+        other(other(x)).mean().backward()
+        total = 0
+        for part in range({n_parts}):
+            total = total + model(torch.randn(8192, 512, device="cuda")).square().mean()
+        total.backward()
+    """
+    )
+    assert ("one_backward" in kinds(path)) == is_told
+
+
+@pytest.mark.torch
+def test_steps_of_a_recurrent_net_whose_state_is_a_dictionary(record: Record) -> None:
+    path = record(
+        LAYERS
+        + """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers(4, 512)
+        def forward(self, state):
+            return {"hidden": [self.layers(state["hidden"][0])]}
+    model = Net().cuda()
+    for step in range(2):
+        total, state = 0, {"hidden": [torch.randn(4096, 512, device="cuda")]}
+        for part in range(4):
+            state = model(state)
+            total = total + state["hidden"][0].square().mean()
+        total.backward()
+    """
+    )
+    assert "one_backward" not in kinds(path)
+
+
+@pytest.mark.torch
 def test_a_checkpoint_around_all_of_it_is_not_proposed(record: Record) -> None:
     """Backward would compute everything again at once: the peak of SEQUENCE would stay."""
     text = kinds(record(SEQUENCE.replace("CALL", "model(x)")))["checkpoint"].text
@@ -424,13 +468,14 @@ def test_gradients_that_no_optimizer_steps(record: Record) -> None:
     program = (
         LAYERS
         + """
-    teacher, model = layers(4, 1024), layers(1, 1024)
-    teacher.requires_grad_(TRAINED)
+    teacher, model = [layers(2, 1024), layers(2, 1024)], layers(1, 1024)
+    for each in teacher:
+        each.requires_grad_(TRAINED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD(OTHER, lr=0.1)
     for step in range(4):
         x = torch.randn(256, 1024, device="cuda")
-        (model(x) - teacher(x)).square().mean().backward()
+        (model(x) - teacher[0](x) - teacher[1](x)).square().mean().backward()
         for each in (optimizer, other):
             each.step()
             each.zero_grad()
@@ -441,10 +486,10 @@ def test_gradients_that_no_optimizer_steps(record: Record) -> None:
     assert found["unused_gradients"].text.startswith(
         "16.0 MiB of gradients belong to parameters that"
     )
-    assert "in Sequential" in found["unused_gradients"].text
+    assert "in Sequential. " in found["unused_gradients"].text  # of both, named once
     # zero_grad() of an optimizer would not clear them.
     assert not found.keys() & {"zero_grad", "checkpoint"}
-    for words in (("False", own), ("True", "teacher.parameters()")):
+    for words in (("False", own), ("True", "nn.ModuleList(teacher).parameters()")):
         text = program.replace("TRAINED", words[0]).replace("OTHER", words[1])
         assert "unused_gradients" not in kinds(record(text))
 
