@@ -91,7 +91,11 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
         return found, retained
     runs = list(runs_of(_without_workspaces(analysis)))
     nothing: Run = [], []
+    unused = _unused(runs, analysis)
     for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
+        if _shape(run) in unused:
+            found.append([run[i] for i in unused[_shape(run)]])
+            continue
         if is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
         # The last forward passes of a run may belong to the backward passes that follow.
@@ -118,9 +122,48 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
     )
 
 
-def _shape(passes: list[Phase]) -> list[int]:
+def _shape(passes: list[Phase]) -> tuple[int, ...]:
     """How many blocks each pass left: the same whenever the run comes again."""
-    return [phase.n_left for phase in passes]
+    return tuple(phase.n_left for phase in passes)
+
+
+def _unused(runs: list[Run], analysis: Analysis) -> dict[tuple[int, ...], list[int]]:
+    """By its shape, a run of the peak's step with passes whose memory is freed outside of backward, and which ones.
+
+    So may be the results of a pass, or a graph that a backward pass has gone through and kept; but then its model has
+    gradients.  One step tells for all, even for those in which other blocks go or stay beside them.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    if not analysis.notes.get("untrained") or not analysis.spans:
+        return found
+    begin, end = (analysis.spans[at].alloc_event for at in (0, -1))
+    for run, _ in runs:
+        if run and run[0].begin <= end and begin <= run[-1].end:
+            passes = _unused_of(run, analysis)
+            if passes:
+                found[_shape(run)] = passes
+    return found
+
+
+def _unused_of(run: list[Phase], analysis: Analysis) -> list[int]:
+    ends = [phase.end for phase in run]
+    outside = [0] * len(run)
+    last = run[-1].end
+    for block in {*analysis.spans, *analysis.peak.blocks}:
+        i = bisect.bisect_left(ends, block.alloc_event)
+        is_left = i < len(run) and run[i].begin < block.alloc_event and not block.category
+        freed = block.free_event
+        if is_left and freed is not None and freed > ends[i] and block.free_phase != "backward":
+            outside[i] += block.bytes
+            last = max(last, freed)
+    return [
+        i
+        for i, phase in enumerate(run)
+        if outside[i] > _MOST * phase.left_bytes >= _MOST * MIB
+        and phase.n_left >= _KEPT
+        and not _has_backward(phase.end, last, analysis)
+        and not _has_oom(phase.begin, last, analysis)
+    ]
 
 
 def _is_used(passes: list[Phase], analysis: Analysis) -> bool:

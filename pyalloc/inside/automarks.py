@@ -70,9 +70,7 @@ class AutoMarks:
         self.stepped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.most_doubled = 0
         self.unused = 0  # bytes of gradients that no optimizer uses
-        self.unstepped: dict[
-            int, tuple[int, int]
-        ] = {}  # by parameter: its gradient at the last step
+        self.untrained = ""  # classes of models
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.uses = uses.Uses()
         self.left_over = 0  # bytes that models hold which were trained earlier
@@ -435,29 +433,28 @@ class AutoMarks:
 
     @_harmless
     def _tell_unused(self) -> None:
-        """Notes gradients of parameters that no optimizer steps, such as a teacher's or a frozen part's.
-
-        Gradients that have not changed since the last step are leftovers, which zero_grad() would clear: not counted.
-        """
+        """Notes gradients that no optimizer uses, and models that have none."""
         stepped = {p for each in _alive(self.optimizers) for p in tensors.parameters(each)}
         found: dict[_At, int] = {}
-        models: list[str] = []
-        before, self.unstepped = self.unstepped, {}
-        for root in _alive(self.roots):
-            n_before = len(found)
-            for parameter in self._parameters_of(root):
-                gradient = tensors.gradient(parameter)
-                if gradient is not None and id(parameter) not in stepped:
-                    now = self.unstepped[id(parameter)] = id(gradient), tensors.n_changes(gradient)
-                    if before.get(id(parameter), now) != now:
-                        self._weigh(found, gradient)
-            if len(found) > n_before:
-                models.append(type(root).__name__)
+        models = []
+        trainable = list(self._trainable())
+        for root, gradient in self.uses.unused(trainable, stepped):
+            self._weigh(found, gradient)
+            models.append(root)
         total = sum(found.values())
         if total != self.unused:
             self.unused = total
-            kinds = ", ".join(list(dict.fromkeys(models))[:4])
+            kinds = ", ".join(uses.classes(models)[:4])
             self.recorder.add("user", f"unused_gradients={total} bytes, {kinds}")
+        untrained = ", ".join(uses.classes(self.uses.untrained(root for root, _ in trainable)))
+        if untrained != self.untrained:
+            self.untrained = untrained
+            self.recorder.add("user", f"untrained={untrained}")
+
+    def _trainable(self) -> Iterator[tuple[Any, Any]]:
+        """Models, and their parameters that take gradients."""
+        for root in _alive(self.roots):
+            yield from ((root, p) for p in self._parameters_of(root) if p.requires_grad)
 
     def _left_over(self) -> list[Any]:
         roots = _alive(self.roots)  # losses have no parameters
@@ -480,7 +477,7 @@ class AutoMarks:
         total = self._held_by(left) if left else 0
         if total != self.left_over:
             self.left_over = total
-            kinds = ", ".join(dict.fromkeys(type(root).__name__ for root in left))
+            kinds = ", ".join(uses.classes(left))
             self.recorder.add("user", f"left_over={total} bytes, {len(left)}, {kinds}")
 
     def _held_by(self, models: list[Any]) -> int:

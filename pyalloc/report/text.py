@@ -31,6 +31,7 @@ FOUND = (
     "chained",
     "doubled_state",
     "unused_gradients",
+    "untrained",
     "left_over",
 )  # notes about what the program did: advice reports them
 _NOT_SETTINGS = (  # notes that are shown elsewhere, or only meant for programs

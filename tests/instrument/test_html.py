@@ -521,7 +521,7 @@ def test_without_a_leak_the_page_says_so(plan: Plan) -> None:
 def test_what_the_program_did_is_no_setting(plan: Plan) -> None:
     did = ("retain_graph=True", "create_graph=False", "chained=True")
     doubled = "doubled_state=8 bytes of 16, 2 optimizers"
-    held = (doubled, "unused_gradients=8 bytes, Net", "left_over=8 bytes, 1, Net")
+    held = (doubled, "unused_gradients=8 bytes, Net", "left_over=8 bytes, 1, Net", "untrained=Net")
     for note in ("stacks=python", *did, *held):
         plan.event("user", note)
     plan.event("alloc", addr=1 << 30, bytes=MIB)
@@ -529,7 +529,7 @@ def test_what_the_program_did_is_no_setting(plan: Plan) -> None:
     assert html._content(found)["settings"] == {"stacks": "python"}
     told = text.summary(found)
     assert "stacks=python" in told
-    of_advice = ("_graph", "chained", "doubled_state", "unused_gradients", "left_over")
+    of_advice = ("_graph", "chained", "doubled_state", "unused_gradients", "left_over", "untrained")
     assert not [note for note in of_advice if note in told]
 
 
