@@ -33,7 +33,7 @@ def advise(analysis: Analysis) -> list[Advice]:
 
 def _findings(analysis: Analysis) -> list[Advice]:
     runs, retained = idle_runs(analysis)
-    idle = [phase for run in (*runs, *retained) for phase in run]
+    idle = _passes_of([*runs, *retained])
     kept = _kept_by(idle, analysis)
     unused = list(_unused_gradients(analysis))
     found = [
@@ -91,6 +91,10 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
             f"({size(grown.bytes)} over those examined). {why}",
             grown.bytes,
         )
+
+
+def _passes_of(runs: list[list[Phase]]) -> list[Phase]:
+    return list(itertools.chain.from_iterable(runs))
 
 
 def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
@@ -216,7 +220,7 @@ def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis
     if not kept:
         return 0
     elsewhere = 0
-    idle = [phase for run in runs for phase in run]
+    idle = _passes_of(runs)
     known = (
         _bytes_through(kept, analysis),
         _bytes_before(runs, analysis),
@@ -260,7 +264,7 @@ def _in_words(runs: list[list[Phase]], saved: int) -> tuple[int, str, str]:
 def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if not runs:
         return
-    passes = [phase for run in runs for phase in run]
+    passes = _passes_of(runs)
     kept = _kept_by(passes, analysis)
     saved = _falls_without(kept - _results(kept, passes), runs, analysis)
     n, each, falls = _in_words(runs, saved)
@@ -280,7 +284,7 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
 
 def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if runs:
-        passes = [phase for run in runs for phase in run]
+        passes = _passes_of(runs)
         saved = _without_graph(_kept_by(passes, analysis), analysis)
         n, each, falls = _in_words(runs, saved)
         keep = f"{n} forward passes in a row keep {each} each" if n > 1 else f"A pass keeps {each}"
