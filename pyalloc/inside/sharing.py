@@ -205,7 +205,12 @@ def wanted(stacks: str) -> dict[str, Any]:
     context = None if stacks == "none" else "alloc"
     asked = _shared.asked
     if asked is None:
-        return {"context": context, "stacks": "all" if stacks == "all" else "python"}
+        return {
+            "context": context,
+            "stacks": "all" if stacks == "all" else "python",
+            # Else torch listens to this thread alone, and no other could end that.
+            "global_record_annotations": True,
+        }
     # C++ frames make each move of the history slow: if the recording has stacks, it decides which.
     frames = asked.stacks if context is None else stacks
     return {

@@ -104,6 +104,32 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
 
 
 @ALLOCATORS
+def test_a_recording_may_end_in_another_thread(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
+) -> None:
+    """Its own thread ends it when the disk is full.  torch's history then listens to the first one for ever, unless
+    it was told to listen to all: it warns, and tells each annotation of a later history twice."""
+    done = dry_python(
+        f"""
+        import threading, torch, pyalloc
+        recorded = pyalloc.record({str(tmp_path / "out.pya")!r})
+        recorded.__enter__()
+        torch.ones(1, device="cuda")
+        thread = threading.Thread(target=recorded.__exit__, args=(None, None, None))
+        thread.start()
+        thread.join()
+        torch.cuda.memory._record_memory_history()
+        with torch.profiler.record_function("mine"):
+            torch.ones(1, device="cuda")
+        print([each["stage"] for each in torch.cuda.memory._snapshot()["external_annotations"]])
+        """,
+        install=allocator == "pyalloc",
+    )
+    assert "Requested callback is not found" not in done.stderr
+    assert done.stdout == "['START', 'END']\n"
+
+
+@ALLOCATORS
 def test_a_disk_that_is_full_at_the_end_is_told_in_a_line(tmp_path: Path, allocator: str) -> None:
     script, out = tmp_path / "program.py", tmp_path / "out.pya"
     script.write_text(
