@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +27,10 @@ physical_open(struct pya_hc_device *dev) {
     int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd < 0) {
         return CU_OUT_OF_MEMORY;
+    }
+    struct rlimit largest; /* `ulimit -f` */
+    if (getrlimit(RLIMIT_FSIZE, &largest) == 0 && largest.rlim_cur < dev->file.limit) {
+        dev->file.limit = largest.rlim_cur & ~(uint64_t)(PYA_HC_PAGE - 1);
     }
     if (ftruncate(fd, (off_t)dev->file.limit) != 0) {
         (void)close(fd);

@@ -270,7 +270,7 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
         if options.allocator == "pyalloc" or options.is_recorded:
             raise
         unreached = str(error)
-    hostcuda.check_addresses()
+    hostcuda.check_limits(options.memory)
     torch = hostcuda.find_torch(_interpreter(command))
     absent = hostcuda.missing(torch)
     if absent:

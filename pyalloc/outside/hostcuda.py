@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyalloc.common import elf
+from pyalloc.common import elf, units
 from pyalloc.errors import PyallocError
 
 LIBRARIES = Path(__file__).resolve().parent.parent / "lib" / "hostcuda"
@@ -55,6 +55,8 @@ class Torch:
 
 _ADDRESSES = 2**36  # the smallest window that csrc/hostcuda/region.c reserves
 LIFT = "ulimit -v unlimited"
+LIFT_FILES = "ulimit -f unlimited"
+_FILES = 2  # times a device's size: the file with its memory may have gaps that are too small
 _ANSWER_S = 300  # a loaded machine, or a Python on a slow network
 
 
@@ -161,8 +163,8 @@ def preloads(major: int, *, zeros: bool = False) -> list[Path]:
     return [LIBRARIES / name for name in names]
 
 
-def check_addresses() -> None:
-    """Checks that there are addresses for a device's memory; otherwise each request would run out of memory.
+def check_limits(memory: int) -> None:
+    """Checks that a device's memory may have its addresses and its file; otherwise requests would run out of memory.
 
     Raises:
         HostCudaError: this process, and so those that it starts, may not have enough.
@@ -172,6 +174,12 @@ def check_addresses() -> None:
         raise HostCudaError(
             f"this process is limited to {most / 2**30:.1f} GiB of address space, and each device of a dry run needs "
             f"{_ADDRESSES >> 30} GiB or more (addresses only, not memory); lift the limit: {LIFT}"
+        )
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if largest != resource.RLIM_INFINITY and largest < _FILES * memory:
+        raise HostCudaError(
+            f"this process is limited to files of {units.size(largest)}, and a device of {units.size(memory)} needs "
+            f"one of {units.size(_FILES * memory)} (in memory, as far as it is used); lift the limit: {LIFT_FILES}"
         )
 
 

@@ -174,18 +174,36 @@ def test_files_of_the_working_directory_do_not_hide_torch(
     assert hostcuda.find_torch(sys.executable).folder == torch_found.folder
 
 
-def test_too_few_addresses_are_told_before_the_program_starts(
-    torch_found: hostcuda.Torch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (
+            f"-Sv {20 << 20}",
+            "this process is limited to 20.0 GiB of address space, and each device of a dry run needs 64 GiB or more",
+        ),
+        (
+            f"-Sf {20 << 20}",
+            "this process is limited to files of 20.00 GiB, and a device of 12.00 GiB needs one of 24.00 GiB",
+        ),
+    ],
+)
+def test_limits_of_the_process_are_told_before_the_program_starts(
+    torch_found: hostcuda.Torch, tmp_path: Path, limit: str, told: str
 ) -> None:
     """Batch systems set such limits.  The program was said to have died of memory, of which it had taken none."""
-    few = f"ulimit -Sv {20 << 20}; exec {sys.executable} -m pyalloc dryrun {sys.executable} -c 'print(1)'"
+    run = f"{sys.executable} -m pyalloc dryrun --memory 12GB {sys.executable} -c 'print(1)'"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-c", few], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-    )  # fmt: skip
+        ["bash", "-c", f"ulimit {limit}; exec {run}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
-    told = "this process is limited to 20.0 GiB of address space, and each device of a dry run needs 64 GiB or more"
-    assert told in " ".join(done.stderr.split()) and "ulimit -v unlimited" in done.stderr
+    assert told in " ".join(done.stderr.split())
+    assert f"ulimit {limit[0]}{limit[2]} unlimited" in done.stderr
 
 
 def test_addresses_that_the_program_itself_uses_up_are_told_in_the_summary(

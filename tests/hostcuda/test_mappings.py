@@ -205,3 +205,22 @@ for _ in range(2):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "2\n2\n"
     assert done.stderr.count("ulimit -v unlimited") == 1
+
+
+def test_files_that_may_only_be_small_hold_what_fits(libraries: Path) -> None:
+    """Under `ulimit -f`: a device's memory is a file, which need not be as large as it could get."""
+    source = f"""
+import ctypes, resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (9 << 20, 9 << 20))
+driver = ctypes.CDLL("{libraries}/libcuda.so.1")
+driver.cuInit(0)
+context, start = ctypes.c_void_p(), ctypes.c_uint64()
+driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+driver.cuCtxSetCurrent(context)
+for size in (8 << 20, 2 << 20):
+    print(driver.cuMemAlloc_v2(ctypes.byref(start), ctypes.c_size_t(size)))
+ctypes.memset(start.value, 1, 8 << 20)
+"""
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n2\n"
