@@ -433,7 +433,10 @@ PyInit__core(void) {
     if (pressure_callbacks == NULL) {
         goto drop_module;
     }
-    if (PyModule_AddObjectRef(module, "pressure_callbacks", pressure_callbacks) != 0) {
+    if (PyModule_AddObjectRef(module, "pressure_callbacks", pressure_callbacks) != 0 ||
+        PyModule_AddIntConstant(module, "ALIGN", PYA_ALIGN) != 0 ||
+        PyModule_AddIntConstant(module, "PAGE", PYA_PAGE) != 0 ||
+        PyModule_AddIntConstant(module, "MAX_DEVICES", PYA_MAX_DEVICES) != 0) {
         goto drop_module;
     }
     if (pya_module_stats_add(module) != 0 || pya_module_snapshot_add(module) != 0 ||

@@ -6,6 +6,11 @@ from typing import Any
 
 pressure_callbacks: list[Callable[[int, int], bool]]
 
+# As csrc/core/base.h has them.
+ALIGN: int
+PAGE: int
+MAX_DEVICES: int
+
 def create(conf: str, plan: bytes | None = None, /) -> None: ...
 
 PLAN_MOST: int  # requests of each kind, below PLAN_FROM bytes and from there on

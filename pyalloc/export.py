@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from pyalloc import _core, reading
 from pyalloc.analysis.meaning import Analysis
-from pyalloc.traces.convert import ALLOCATED, KINDS, NAMES, PENDING, Pool, Range, cut
-from pyalloc.traces.moments import Block, moments_of
+from pyalloc.traces.convert import ALLOCATED, KINDS, NAMES, NO_POOL, PENDING, Pool, Range, cut
+from pyalloc.traces.moments import SMALL_SEGMENT, Block, moments_of
 from pyalloc.traces.pickles import SnapshotWriter
 
 _TORCH = frozenset(
@@ -39,7 +39,6 @@ _EMPTYING_FIRST = ("free_completed", *_GIVEN_BACK)  # empty_cache() waits for ot
 _ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
 _MAX_TORCH_ENTRIES = 2_000_000  # viewers do not open larger pickles
 _CSV_FRAMES = 8
-_NO_POOL = (0, 0)
 _EMPTYING = -1  # a stack for what empty_cache() gave back: snapshots mark it by this alone
 _EMPTY_CACHE = {"name": "empty_cache", "filename": "/torch/cuda/memory.py", "line": 0}
 Progress = Callable[[int, int], object]
@@ -97,37 +96,37 @@ class _State:
     sizes: dict[int, int] = field(default_factory=dict)  # torch's frees tell them
     pools: dict[int, Pool] = field(default_factory=dict)  # only of blocks in private pools
     owned: list[Range] = field(default_factory=list)  # segments of private pools
-    routed: Pool = _NO_POOL  # where requests go now
+    routed: Pool = NO_POOL  # where requests go now
 
     def follow(self, action: str, addr: int, size: int) -> tuple[int, Pool]:
         """Applies one event; returns its size and pool."""
         if action == "alloc":
             self.sizes[addr] = size
-            if self.routed != _NO_POOL:
+            if self.routed != NO_POOL:
                 self.pools[addr] = self.routed
             else:
                 self.pools.pop(addr, None)
             return size, self.routed
         if action == "free_requested":
-            return self.sizes.get(addr, size), self.pools.get(addr, _NO_POOL)
+            return self.sizes.get(addr, size), self.pools.get(addr, NO_POOL)
         if action == "free_completed":
-            return self.sizes.pop(addr, size), self.pools.pop(addr, _NO_POOL)
+            return self.sizes.pop(addr, size), self.pools.pop(addr, NO_POOL)
         if action.startswith("segment_"):
             owner = self._cut(addr, size)
-            return size, _NO_POOL if action in _GROWTHS else owner
-        return size, _NO_POOL
+            return size, NO_POOL if action in _GROWTHS else owner
+        return size, NO_POOL
 
     def _cut(self, addr: int, size: int) -> Pool:
         """Removes device memory from owned; returns the pool that it belonged to."""
         at = bisect_right(self.owned, addr, key=lambda piece: piece[0]) - 1
         is_owned = at >= 0 and addr < self.owned[at][1]
-        pool = self.owned[at][4] if is_owned else _NO_POOL
+        pool = self.owned[at][4] if is_owned else NO_POOL
         cut(self.owned, addr, addr + size)
         return pool
 
     def own(self, addr: int, size: int, pool: Pool) -> None:
         """Device memory belongs to this pool from now on."""
-        if pool != _NO_POOL and self.has_owners:
+        if pool != NO_POOL and self.has_owners:
             cut(self.owned, addr, addr + size)
             insort(self.owned, (addr, addr + size, 0, False, pool))
 
@@ -138,7 +137,7 @@ def _states_at(file: Path, event: int, *, has_owners: bool) -> dict[int, _State]
     if event == 0:
         return states
     scan = _core.Scan(file, n_bins=2, moments=[event])
-    pools = [_NO_POOL, *scan.pools()]
+    pools = [NO_POOL, *scan.pools()]
     for block in map(Block._make, scan.blocks(0, True)):
         states[block.device].sizes[block.address] = block.bytes
         if block.pool:
@@ -154,7 +153,7 @@ def _states_at(file: Path, event: int, *, has_owners: bool) -> dict[int, _State]
             begins = kinds[i] == KINDS["pool_begin"]
             addr, arg = (columns[place][8 * i : 8 * i + 8] for place in (5, 7))
             pool = int.from_bytes(addr, "little"), int.from_bytes(arg, "little")
-            states[columns[1][i]].routed = pool if begins else _NO_POOL
+            states[columns[1][i]].routed = pool if begins else NO_POOL
     return states
 
 
@@ -178,7 +177,7 @@ def _torch_entries(
             if own != device:
                 continue
             if action in ("pool_begin", "pool_end"):
-                state.routed = (addr, arg) if action == "pool_begin" else _NO_POOL
+                state.routed = (addr, arg) if action == "pool_begin" else NO_POOL
             if waiting and action in ("alloc", "segment_pool"):
                 yield from _with_pools(waiting, state)
                 waiting.clear()
@@ -260,7 +259,7 @@ def _segments(analysis: Analysis) -> list[dict[str, Any]]:
                 "active_size": active,
                 "requested_size": live,
                 "stream": stream,
-                "segment_type": "large" if length > 2 * 2**20 else "small",
+                "segment_type": "large" if length > SMALL_SEGMENT else "small",
                 "segment_pool_id": analysis.pool_id(end.pools.get((device, address), 0)),
                 "is_expandable": mapped,
                 "frames": [],

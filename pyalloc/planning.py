@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, trace
-from pyalloc.common import ranked
+from pyalloc.common import ranked, units
 from pyalloc.errors import PlanError
 from pyalloc.traces.caveats import has_beginning
 from pyalloc.traces.convert import NAMES
+from pyalloc.traces.moments import rounded
 
 Progress = Callable[[int, int], object]
 
 _FORMAT = 3
 _KEY = "pyalloc_plan"
-_ALIGN = 512  # sizes are multiples of this
 _ANYWHERE = _EVERY_DEVICE = 2**64 - 1
 _LEAST_ASKED = 0.01  # of all bytes: a device with fewer requested is not planned
 _ROUNDS = 20_000  # of placing, unless they take more than some seconds
@@ -289,7 +289,7 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
                 requests.died[alive[key]] = requests.n_changes
                 requests.n_changes += 1
             alive[key] = len(requests.sizes)
-            requests.sizes.append(-(-size // _ALIGN) * _ALIGN)
+            requests.sizes.append(rounded(size))
             requests.born.append(requests.n_changes)
             requests.died.append(None)
             requests.n_changes += 1
@@ -392,8 +392,8 @@ def _planned(
             what = "steps never repeat, so the plan would need all {} requests"
         whose = "" if device is None else f" on device {device}"
         raise PlanError(
-            f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds at most {_core.PLAN_MOST:,} of 64 KiB "
-            "or more, and as many smaller ones"
+            f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds at most {_core.PLAN_MOST:,} of "
+            f"{units.size(_core.PLAN_FROM)} or more, and as many smaller ones"
         )
     if steps is not None and _waits(requests, steps):
         twice = which + [(i, 1) for i in range(steps.begin, n)]

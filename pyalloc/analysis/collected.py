@@ -12,12 +12,11 @@ from pyalloc.analysis.findings import outermost
 from pyalloc.analysis.meaning import FORWARDS, HOLDERS, Analysis
 from pyalloc.common.units import size
 from pyalloc.traces.facts import Advice, Phase
-from pyalloc.traces.moments import Block
+from pyalloc.traces.moments import STEP, Block
 
 _SHARE = 0.1  # of the peak: smaller savings are not mentioned
 _PASSES = 4  # at least so many left a result: fewer may still be in use
 _PHASES = ("forward", "backward", "optimizer", "inference")
-_ROUNDING = 512  # of a block's bytes
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
@@ -65,7 +64,7 @@ def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
     before, whole = sorted(blocks, key=lambda block: block.alloc_event)
     added = whole.bytes - before.bytes
     is_part = any(
-        abs(block.bytes - added) <= _ROUNDING
+        abs(block.bytes - added) <= STEP
         and before.alloc_event < block.alloc_event < whole.alloc_event
         for block in analysis.peak.blocks
     )

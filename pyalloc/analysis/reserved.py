@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyalloc.analysis.meaning import Analysis
-from pyalloc.common.units import MIB, size
+from pyalloc.common.units import size
 from pyalloc.traces.caveats import is_from_torch
 from pyalloc.traces.facts import Row
-from pyalloc.traces.moments import Block, Moment
+from pyalloc.traces.moments import SMALL_SEGMENT, Block, Moment
 
-_SMALL_SEGMENT = 2 * MIB  # torch's allocator has these only for requests up to 1 MiB
 _UNKNOWN = "from before the recording, or unknown"
 _LEAST = 0.02  # share of reserved memory; if less is idle, there is nothing to explain
 
@@ -149,7 +148,7 @@ def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[
         name = ""
         if is_split and stream != streams.get(device, stream):
             name = "idle, in segments of other streams"
-        elif is_split and n_segment == _SMALL_SEGMENT and not is_mapped:
+        elif is_split and n_segment == SMALL_SEGMENT and not is_mapped:
             name = "idle, kept for requests up to 1 MiB"
         elif is_split and piece in unsplit:
             name = "unused rest behind blocks above 1 MiB, too small to split off"

@@ -21,7 +21,7 @@ NAMES: dict[int, str] = {number: name for name, number in KINDS.items()}
 Pool = tuple[int, int]
 # start, end, stream, is it part of an expandable segment?, private pool
 Range = tuple[int, int, int, bool, Pool]
-_NO_POOL = (0, 0)
+NO_POOL = (0, 0)
 ALLOCATED, PENDING = "active_allocated", "active_pending_free"  # states of blocks
 _TAKES_MEMORY = ("segment_alloc", "segment_map")
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -153,13 +153,13 @@ class EventWriter:
 
     def route(self, device: int, pool: Pool, time_ns: int) -> None:
         """Sends the device's requests to that pool from here on; torch's entries only name the pool of each block."""
-        before = self.routed.get(device, _NO_POOL)
+        before = self.routed.get(device, NO_POOL)
         if pool == before:
             return
         self.routed[device] = pool
-        if before != _NO_POOL:
+        if before != NO_POOL:
             self._pool_event("pool_end", device, before, time_ns)
-        if pool != _NO_POOL:
+        if pool != NO_POOL:
             self._pool_event("pool_begin", device, pool, time_ns)
             if (device, pool) in self.used:  # each begin adds a user; keep one
                 self._pool_event("pool_release", device, pool, time_ns)
@@ -169,7 +169,7 @@ class EventWriter:
         """Ends the pool's use: some of its memory was released, which torch only does when nobody uses the pool."""
         if (device, pool) in self.used:
             if self.routed.get(device) == pool:
-                self.route(device, _NO_POOL, time_ns)
+                self.route(device, NO_POOL, time_ns)
             self.used.remove((device, pool))
             self._pool_event("pool_release", device, pool, time_ns)
 
@@ -179,7 +179,7 @@ class EventWriter:
             for key in [key for key, held in self.held.items() if held == 0 and key[0] == device]:
                 del self.held[key]
                 self._unused(*key, time_ns)
-        elif pool != _NO_POOL and ((device, pool) not in self.used or (device, pool) in self.held):
+        elif pool != NO_POOL and ((device, pool) not in self.used or (device, pool) in self.held):
             sign = 1 if action in ("segment_alloc", "segment_map") else -1
             self.held[device, pool] = self.held.get((device, pool), 0) + sign * size
 
@@ -188,7 +188,7 @@ class EventWriter:
 
     def _route_back(self) -> None:
         for device in list(self.routed):
-            self.route(device, _NO_POOL, self.last_ns)
+            self.route(device, NO_POOL, self.last_ns)
 
     def row(self, mark: Mark) -> Row:
         """A mark as numbers, to be written later."""
@@ -257,7 +257,7 @@ class EventWriter:
     def state(self, segments: list[Entry], time_ns: int) -> None:
         """Writes segments and live blocks as if they were allocated now."""
         self.seen.clear()
-        has_pools = any(_pool(each.get("segment_pool_id")) != _NO_POOL for each in segments)
+        has_pools = any(_pool(each.get("segment_pool_id")) != NO_POOL for each in segments)
         for segment in segments:
             mapped = segment.get("is_expandable", False)
             self.event(
@@ -320,7 +320,7 @@ def _label(entry: Entry) -> str:
 def _pool(told: Sequence[int] | None) -> Pool:
     """A private pool's id; entries of older torch versions have none."""
     if not told:
-        return _NO_POOL
+        return NO_POOL
     first, second = told
     return int(first), int(second)
 
@@ -411,7 +411,7 @@ def _undo(
         elif action in ("segment_free", "segment_unmap"):
             stream = int(entry.get("stream", 0))
             is_expandable = action == "segment_unmap"
-            insort(ranges, (address, address + size, stream, is_expandable, _NO_POOL))
+            insort(ranges, (address, address + size, stream, is_expandable, NO_POOL))
         elif action in ("segment_alloc", "segment_map"):
             cut(ranges, address, address + size)
     return n_wrong

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from pyalloc import _core
 from pyalloc.common.units import MIB
 
-STEP = 512  # allocators round requests to this
-PAGE = 2 * MIB  # physical memory comes in these
+STEP = _core.ALIGN  # allocators round requests to this
+PAGE = _core.PAGE  # physical memory comes in these
+SMALL_SEGMENT = 2 * MIB  # torch's allocator has these only for requests up to 1 MiB
 Segment = tuple[int, int, int, int, bool]  # address, bytes, stream, device, is it mapped by pages?
 
 

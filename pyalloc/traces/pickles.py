@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pyalloc import _core
 from pyalloc.errors import TraceError
 
 MAX_BYTES = 8 * 2**30
-MAX_DEVICES = 64
 NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
 _MAX_QUOTED = 300
 _MOST_PER_BYTE = 100  # bytes of memory that a pickle can fairly need: an empty dict takes 64
@@ -156,8 +156,8 @@ def _check_parts(value: dict[str, Any]) -> None:
     traces = value.setdefault("device_traces", [])
     if not isinstance(value.get("allocator_settings") or {}, dict):
         raise TypeError("allocator_settings is not a dict")
-    if len(_list(traces)) > MAX_DEVICES:
-        raise ValueError(f"traces of more than {MAX_DEVICES} devices")
+    if len(_list(traces)) > _core.MAX_DEVICES:
+        raise ValueError(f"traces of more than {_core.MAX_DEVICES} devices")
     # Ids of lists of frames, and of frames: in torch, many entries share one object.
     checked: _Checked = set(), set()
     for segment in value["segments"]:
@@ -200,7 +200,7 @@ def _check_segment(segment: dict[str, Any], checked: _Checked) -> None:
     at = _natural(segment["address"])
     _natural(segment["total_size"])
     _natural(segment.get("stream", 0), 2**64)
-    _natural(segment.get("device", 0), MAX_DEVICES)
+    _natural(segment.get("device", 0), _core.MAX_DEVICES)
     segment.setdefault("stream", 0)
     _check_frames(segment.get("frames"), checked)
     for block in _list(segment["blocks"]):
