@@ -169,7 +169,8 @@ class Snapshot:
             live = sum(int(s["allocated_size"]) for s in own)
             held = sum(int(s["total_size"]) for s in own)
             text = (
-                f"{live / MIB:.1f} MiB allocated of {held / MIB:.1f} reserved, {len(own)} segments"
+                f"{live / MIB:.1f} MiB allocated of {held / MIB:.1f} reserved, "
+                f"{len(own)} segment{'s' * (len(own) != 1)}"
             )
             rows.append((f"device {device}:", text))
         return rows or [("no", "device memory in use")]

@@ -107,24 +107,25 @@ with pyalloc.record("out.pya") as recorder:
 
 def test_table_snapshot_and_scalars(tmp_path: Path) -> None:
     program = """
-import torch, pyalloc
+import sys, torch, pyalloc
+from pyalloc.tables import PhaseRow
 with pyalloc.memory_table() as early:  # a program may make its first phases before it uses CUDA
     with pyalloc.phase("data"):
         pyalloc.step(3)
 assert not torch.cuda.is_initialized()
-assert [(row.step, row.phase, row.peak_bytes) for row in early.rows] == [(3, "data", 0)]
+assert early.rows == [PhaseRow(3, "data", 0, 0, 0)]
 x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
 torch.empty(100 << 20, dtype=torch.uint8, device="cuda")  # a peak before the table begins is not in it
 with pyalloc.memory_table() as table:
     with pyalloc.phase("load <1>"):
         y = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
 print(table)
-assert table.rows[0].allocated_bytes == table.rows[0].peak_bytes == 36 << 20, table.rows
+now = pyalloc.snapshot()
+assert table.rows == [PhaseRow(0, "load <1>", 36 << 20, 36 << 20, now.reserved_bytes)]
 assert "load &lt;1&gt;" in table._repr_html_()
 with pyalloc.phase("nobody listens"):
     pass
 assert len(table.rows) == 1
-now = pyalloc.snapshot()
 assert now.allocated_bytes == 36 << 20
 assert 64 << 20 <= now.largest_free_bytes <= now.reserved_bytes - now.allocated_bytes
 assert "<table>" in now._repr_html_() and "36.0 MiB allocated" in str(now)
@@ -135,8 +136,29 @@ class Writer:
         self.seen[key] = (value, step)
 pyalloc.add_scalars(Writer(), 7)
 assert Writer.seen["memory/allocated_bytes.all.peak"] == (36 << 20, 7)
+for _ in range(2):  # replaces
+    now.save(sys.argv[1])
 """
-    assert "load <1>" in dry(tmp_path, program)
+    path = tmp_path / "now.pickle"
+    assert "load <1>" in dry(tmp_path, program, path)
+    assert "36.0 MiB" in pyalloc("report", path, "--no-replay", "-q")
+
+
+def test_table_of_another_device_than_the_current_one(tmp_path: Path) -> None:
+    program = """
+import torch, pyalloc
+before = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:1")
+del before
+with pyalloc.memory_table(device=1) as table:
+    with pyalloc.phase("load"):
+        x = torch.empty(16 << 20, dtype=torch.uint8, device="cuda:1")
+        y = torch.empty(32 << 20, dtype=torch.uint8, device="cuda:0")
+(row,) = table.rows
+assert row.allocated_bytes == row.peak_bytes == 16 << 20, row
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    pyalloc("dryrun", "--devices", "2", python_for(program), "-W", "ignore", script)
 
 
 def test_event_file_is_what_tensorboard_reads() -> None:
