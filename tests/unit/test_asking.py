@@ -92,6 +92,7 @@ def answers(program: str, folder: Path, seen_as: str | None = None) -> list[bool
         ("assert mask.any().item() and other.any()", [True, True]),
         ("assert mask.any() or x", [False]),
         ("assert x and [mask.any()]", [False]),
+        ("assert [mask.any()].copy()", [False]),
         ("if not mask.any():\n    raise ValueError", [True]),
         ("if not (mask.any() and other.any()):\n    raise ValueError", [True, True]),
         ("if mask.any():\n    raise ValueError", [False]),
