@@ -71,8 +71,29 @@ few_write(const struct pya_ops_attention *a, const struct few_scratch *w, struct
     }
 }
 
+/* Fetches a row of the next unit's queries, and the place of a row of results: with few keys there is less to compute than to
+ * wait for. */
+static inline void
+few_fetch(const struct pya_ops_attention *a, struct few_unit u, struct few_unit next, int i) {
+    const ptrdiff_t line = 64 / (ptrdiff_t)sizeof(real);
+    if (i < next.n) {
+        const struct att_block x = few_place(a, next, i);
+        const real *row = att_row(a->q, x.b, x.h, x.q0);
+        for (ptrdiff_t d = 0; d < (ptrdiff_t)a->dim; d += line) {
+            __builtin_prefetch(row + d);
+        }
+    }
+    const struct att_block x = few_place(a, u, i);
+    const real *row = att_row_out(a->out, x.b, x.h, x.q0);
+    for (ptrdiff_t d = 0; d < (ptrdiff_t)a->dim_v; d += line) {
+        __builtin_prefetch(row + d, 1);
+    }
+}
+
 static void
-few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u) {
+few_compute(
+    const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u,
+    struct few_unit next) {
     few_start(a, w, u);
     const ptrdiff_t end = few_visible(a, u);
     for (ptrdiff_t k0 = 0; k0 < end; k0 += ATT_K) {
@@ -84,6 +105,9 @@ few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few
         few_scores(w->q, w->s, u.n, keys, n);
         for (int i = 0; i < u.n; i++) {
             few_adjust(a, few_part(a, u, i, k0, n), w->s + i * ATT_K);
+            if (k0 == 0) {
+                few_fetch(a, u, next, i);
+            }
         }
         for (int i = 0; i < u.n; i++) { /* not above: see few_adjust() */
             few_softmax(w, i, n, k0 == 0);
@@ -91,6 +115,18 @@ few_compute(const struct pya_ops_attention *a, struct few_scratch *w, struct few
         few_values(w->s, w->o, u.n, values, n, k0 == 0);
     }
     few_write(a, w, u);
+}
+
+/* Unit i of all; n is 0 beyond the last one. */
+static struct few_unit
+few_unit_at(const struct pya_ops_attention *a, ptrdiff_t i, ptrdiff_t n_rows, ptrdiff_t n_chunks) {
+    const ptrdiff_t head = i / n_chunks;
+    struct few_unit u = {
+        head / (ptrdiff_t)a->n_kv, head % (ptrdiff_t)a->n_kv, i % n_chunks * FEW_TOGETHER,
+        FEW_TOGETHER};
+    u.n = (int)(n_rows - u.r0 < u.n ? n_rows - u.r0 : u.n);
+    u.n = u.b < (ptrdiff_t)a->n_b ? u.n : 0;
+    return u;
 }
 
 static bool
@@ -108,12 +144,9 @@ few_share(const struct few_work *work, int part, int n_parts) {
     if (!failed) {
         few_carve(&w, &s, a);
         for (ptrdiff_t i = part; i < n_units; i += n_parts) {
-            const ptrdiff_t head = i / n_chunks;
-            struct few_unit u = {
-                head / (ptrdiff_t)a->n_kv, head % (ptrdiff_t)a->n_kv, i % n_chunks * FEW_TOGETHER,
-                FEW_TOGETHER};
-            u.n = (int)(n_rows - u.r0 < u.n ? n_rows - u.r0 : u.n);
-            few_compute(a, &w, u);
+            few_compute(
+                a, &w, few_unit_at(a, i, n_rows, n_chunks),
+                few_unit_at(a, i + n_parts, n_rows, n_chunks));
         }
     }
     scratch_end(&s, &local);
