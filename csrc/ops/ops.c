@@ -153,11 +153,22 @@ ops_is_valid_attention(const struct pya_ops_attention *a) {
            a->v.p != NULL && a->out.p != NULL && a->dropout >= 0 && a->dropout < 1;
 }
 
+/* A result of attention, if its rows are without holes. */
+static void
+ops_advise_heads(
+    struct pya_ops_heads x, int64_t n_h, int64_t n, int64_t dim,
+    const struct pya_ops_attention *a) {
+    if (x.s == dim && x.h == n * dim && x.b == n_h * x.h) {
+        pya_hugepage_advise(x.p, (size_t)(a->n_b * x.b) * ops_item_bytes(a->dtype));
+    }
+}
+
 int
 pya_ops_attention_forward(const struct pya_ops_attention *a) {
     if (!ops_is_valid_attention(a)) {
         return PYA_OPS_E_INVAL;
     }
+    ops_advise_heads(a->out, a->n_h, a->n_q, a->dim_v, a);
     return ops_kernels(a->dtype)->attention_forward(a);
 }
 
@@ -172,5 +183,8 @@ pya_ops_attention_backward(const struct pya_ops_attention *a) {
                              (size_t)(a->d_bias.h != 0 ? a->n_h : 1) *
                              (size_t)(a->d_bias.b != 0 ? a->n_b : 1));
     }
+    ops_advise_heads(a->d_q, a->n_h, a->n_q, a->dim, a);
+    ops_advise_heads(a->d_k, a->n_kv, a->n_k, a->dim, a);
+    ops_advise_heads(a->d_v, a->n_kv, a->n_k, a->dim_v, a);
     return ops_kernels(a->dtype)->attention_backward(a);
 }
