@@ -1,4 +1,4 @@
-"""What tables and snapshots show, of figures given by hand; tests/instrument/test_library.py has those of real memory."""
+"""What tables and snapshots show, of figures given by hand; of real memory: tests/instrument/test_library.py."""
 
 from __future__ import annotations
 
