@@ -1,4 +1,4 @@
-"""Results of passes without a backward that accumulate on the device: in a list, or concatenated."""
+"""Results of passes without a backward that need not be there: in a list, joined by cat(), or of a whole prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from pyalloc.analysis import leaks
-from pyalloc.analysis.falling import falls_by
+from pyalloc.analysis.falling import falls_alone, falls_by
 from pyalloc.analysis.findings import outermost
 from pyalloc.analysis.meaning import FORWARDS, HOLDERS, Analysis
 from pyalloc.common.units import size
@@ -17,6 +17,8 @@ from pyalloc.traces.moments import STEP, Block
 _SHARE = 0.1  # of the peak: smaller savings are not mentioned
 _PASSES = 4  # at least so many left a result: fewer may still be in use
 _PHASES = ("forward", "backward", "optimizer", "inference")
+_TOKENS = 4  # passes of a generation after the first one, at least
+_POSITIONS = 8  # of a prompt, at least
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:
@@ -28,9 +30,11 @@ def advice(analysis: Analysis) -> Iterator[Advice]:
     for grown in leaks.growth(analysis):
         held.pop(grown.stack, None)
     passes = list(outermost(analysis.phases, _PHASES))
+    results = _results(passes, analysis)
     for blocks in held.values():
         yield from _listed(blocks, passes, analysis)
         yield from _joined(blocks, analysis)
+        yield from _of_prompt(blocks, results, analysis)
 
 
 def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) -> Iterator[Advice]:
@@ -75,6 +79,47 @@ def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:
             f"{_name(blocks, analysis)} joins a tensor of {size(before.bytes)} and {size(added)} more into a new "
             "tensor, over and over: the old and the new one exist together, and few of them fit into memory that was "
             f"freed before. {_instead(blocks, analysis)} That would lower the peak by about {size(saved)}.",
+            saved,
+        )
+
+
+def _results(passes: Sequence[Phase], analysis: Analysis) -> list[Block]:
+    """What passes without a backward returned, of those around the peak: the last that each made of what stays."""
+    ends = [phase.end for phase in passes]
+    found: dict[int, Block] = {}
+    for block in analysis.spans:  # in order
+        at = bisect.bisect_left(ends, block.alloc_event)
+        is_made = at < len(passes) and passes[at].begin < block.alloc_event
+        is_left = block.free_event is None or (is_made and block.free_event > ends[at])
+        if is_made and is_left and passes[at].name == "inference":
+            found[at] = block
+    return list(found.values())
+
+
+def _of_prompt(
+    blocks: list[Block], results: Sequence[Block], analysis: Analysis
+) -> Iterator[Advice]:
+    """The first pass of a generation: it returns for all positions what later passes return for a single one."""
+    most = max(blocks, key=lambda block: block.bytes)
+    least = _SHARE * analysis.peak.allocated_bytes
+    at = bisect.bisect_left(results, most.alloc_event, key=lambda block: block.alloc_event)
+    prompt, *tokens = results[at : at + 1 + _TOKENS] or blocks
+    line, one = (most.stack, most.module), tokens[0].bytes if tokens else 0
+    is_prompt = (
+        most.bytes > least
+        and prompt.alloc_event == most.alloc_event
+        and [((each.stack, each.module), each.bytes) for each in tokens] == [(line, one)] * _TOKENS
+        and most.bytes >= _POSITIONS * one
+        and most.bytes % one == 0
+    )
+    saved = falls_alone([most], analysis) if is_prompt else 0
+    if saved > least:
+        yield Advice(
+            "prompt",
+            f"{size(most.bytes)} at the peak is what {_name(blocks, analysis)} made for all positions of a prompt: "
+            f"the passes after it make {size(one)} each. If only the last position is used, compute the last layer for "
+            "that alone (`head(hidden[:, -1:])`; in transformers logits_to_keep=1). "
+            f"That would lower the peak by up to {size(saved)}.",
             saved,
         )
 

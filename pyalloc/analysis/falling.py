@@ -43,6 +43,15 @@ def falls_by(
     return max(min(total, left), 0)
 
 
+def falls_alone(dropped: Collection[Block], analysis: Analysis) -> int:
+    """By how many bytes the peak falls without these of its blocks, if everything else stays as it is."""
+    peak = analysis.totals["peak_event"]
+    bytes_at = alive_at(dropped, peak)
+    left = max(most - _at(bytes_at, moment, peak) for moment, most in analysis.heights)
+    fell: int = analysis.totals["peak_bytes"] - left
+    return fell
+
+
 class _Beside:
     """How many bytes are allocated without some blocks: moment by moment in the peak's step, elsewhere by phases."""
 

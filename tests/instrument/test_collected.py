@@ -91,3 +91,58 @@ def test_of_transformers_trainer_its_own_switch(record: Record) -> None:
         "    there = compile('evaluate(12)', '/lib/transformers/trainer.py', 'exec')\n    exec(there)",
     )))["collected"]  # fmt: skip
     assert "eval_accumulation_steps=1" in found.text and ".cpu()" not in found.text
+
+
+GENERATED = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(16384, 256)
+            self.layers = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+            self.head = nn.Linear(256, 16384)
+        def forward(self, ids):
+            hidden = self.layers(self.words(ids))
+            return self.head(HIDDEN)
+    net = Net().cuda()
+    with torch.GRAD():
+        ids = torch.zeros(8, FIRST, dtype=torch.long, device="cuda")
+        for i in range(TOKENS):
+            out = net(ids)
+            ids = torch.zeros(8, NEXT, dtype=torch.long, device="cuda")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("grad", ["no_grad", "inference_mode"])
+def test_logits_of_a_whole_prompt(record: Record, grad: str) -> None:
+    """The others make one position each."""
+    program = GENERATED.replace("GRAD", grad).replace("FIRST", "256").replace("NEXT", "1")
+    program = program.replace("TOKENS", "8")
+    before = record(program.replace("HIDDEN", "hidden"))
+    found, peak = kinds(before)["prompt"], trace.analyse(before).totals["peak_bytes"]
+    assert "128.0 MiB at the peak is what" in found.text and "program.py:13" in found.text
+    after = record(program.replace("HIDDEN", "hidden[:, -1:]"))
+    assert "prompt" not in kinds(after)
+    fell = peak - trace.analyse(after).totals["peak_bytes"]
+    assert fell > peak / 2
+    assert found.saved_bytes == pytest.approx(fell, rel=0.02)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("first", "following", "tokens"),
+    [
+        ("256", "32 + i % 2", "8"),  # sequences of different lengths
+        ("256", "64", "8"),  # a quarter is no single position
+        ("256", "1", "4"),  # only three
+    ],
+)
+def test_results_that_are_no_prompts(
+    record: Record, first: str, following: str, tokens: str
+) -> None:
+    program = GENERATED.replace("GRAD", "no_grad").replace("HIDDEN", "hidden")
+    program = program.replace("FIRST", first).replace("NEXT", following).replace("TOKENS", tokens)
+    assert "prompt" not in kinds(record(program))
