@@ -11,6 +11,7 @@ from pathlib import Path
 
 INSTALL = "PYALLOC_INSTALL"  # "1": pyalloc.install() as soon as torch is imported
 REPORT = "PYALLOC_DRYRUN_REPORT"  # a folder: torch's own figures are written there at exit
+SPARE = "spare"  # a file in it that may get another name: a full disk has no room for a new one
 
 
 def environment(env: dict[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyalloc._bootstrap import answers, contents, leaving, sizes
+from pyalloc._bootstrap import SPARE, answers, contents, leaving, sizes
 from pyalloc._bootstrap.importing import after_import
 
 _PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_bytes.all.peak
@@ -113,8 +113,12 @@ def _note_begin(torch: Any, state: _Watch) -> None:
     """Leaves a file when the process begins to use the device: a killed process leaves nothing else."""
 
     def begin() -> None:
+        mark = Path(state.folder) / f"begun.{os.getpid()}"
         with contextlib.suppress(OSError):
-            (Path(state.folder) / f"begun.{os.getpid()}").touch(0o600)
+            try:
+                mark.touch(0o600)
+            except OSError:  # a full disk makes no file, but still renames one
+                mark.with_name(SPARE).rename(mark)
 
     torch.cuda._lazy_call(begin)
 
@@ -178,24 +182,32 @@ def _write(state: _Watch) -> None:
         "unfollowed": not sizes.has_kernels(torch),
         "devices": state.peaks,
     }
-    # The folder is gone if `pyalloc dryrun` did not wait for this process before it printed its summary.
-    with contextlib.suppress(FileNotFoundError):
+    try:
         _write_file(Path(state.folder) / f"torch.{state.pid}.json", json.dumps(content))
         _write_counters()
+    except OSError as error:  # a full disk
+        begun = Path(state.folder) / f"begun.{state.pid}"
+        # The folder is gone if `pyalloc dryrun` did not wait for this process before it printed its summary.
+        with contextlib.suppress(OSError):
+            begun.rename(begun.with_name(f"unwritten.{state.pid}.{error.errno}"))
 
 
 def _write_file(final: Path, text: str) -> None:
     # Does not use pyalloc.common.files: the program may run in an environment without pyalloc.
     partial = final.with_suffix(".partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
-        os.fchmod(file.fileno(), 0o600)  # the umask may have removed even the owner's rights
-        file.write(text)
-    partial.rename(final)
+    try:
+        with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)  # the umask may have removed even the owner's rights
+            file.write(text)
+        partial.rename(final)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _write_counters() -> None:
     form = os.environ.get("PYALLOC_HOSTCUDA_COUNTERS", "")
-    write = getattr(ctypes.CDLL(None), "pya_hostcuda_write_counters", None)
-    if form and write is not None:
-        write(form.replace("%p", str(os.getpid())).encode())
+    write = getattr(ctypes.CDLL(None, use_errno=True), "pya_hostcuda_write_counters", None)
+    if form and write is not None and write(form.replace("%p", str(os.getpid())).encode()) != 0:
+        raise OSError(ctypes.get_errno(), "the counters could not be written")

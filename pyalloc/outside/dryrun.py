@@ -86,7 +86,8 @@ class Result:
     known_copies: those whose values are right although no kernel ran.
     processes: all that began to use a device.  untold: processes without torch's figures; if they were to use pyalloc,
     they did not.  has_lost_path: one of these was given a PYTHONPATH without pyalloc.  killed: processes that began to
-    use a device and left no figures; still_running: those that were not waited for.
+    use a device and left no figures; still_running: those that were not waited for.  unwritten: those that could not
+    write their figures; unwritten_error: why not, an errno; temporary: the folder for temporary files.
     replaced: the program chose an allocator itself.
     masks: masks used as indices and taken as all true.  distinct: calls that ask which elements differ, answered with
     all.  guessed: tensors of labels, counts or lengths that made no sense and were replaced.
@@ -123,6 +124,9 @@ class Result:
     has_lost_path: bool = False
     killed: tuple[int, ...] = ()
     still_running: tuple[int, ...] = ()
+    unwritten: tuple[int, ...] = ()
+    unwritten_error: int = 0
+    temporary: str = ""
     replaced: bool = False
     masks: int = 0
     distinct: int = 0
@@ -296,6 +300,7 @@ def _folder() -> Iterator[Path]:
         folder = Path(outer) / "told"
         folder.mkdir()
         folder.chmod(0o700)  # whatever the umask
+        (folder / _bootstrap.SPARE).touch()
         try:
             yield folder
         finally:
@@ -310,6 +315,12 @@ def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:
 def _begun(folder: Path) -> set[int]:
     """The processes that began to use a device."""
     return {int(path.suffix[1:]) for path in folder.glob("begun.*")}
+
+
+def _unwritten(folder: Path) -> dict[int, int]:
+    """The processes that could not write their figures, and the errno of each."""
+    names = (path.name.split(".") for path in folder.glob("unwritten.*"))
+    return {int(pid): int(error) for _, pid, error in names}
 
 
 def _uses(
@@ -343,14 +354,16 @@ def _uses(
 def _sum_up(
     options: Options, torch: hostcuda.Torch, absent: tuple[str, ...], code: int, folder: Path
 ) -> Result:
-    begun = _begun(folder)
+    failed = _unwritten(folder)
+    begun = _begun(folder) | failed.keys()
     running = {pid for pid in begun if processes.is_there(pid)}  # ask first: one may end now
     counters = _load(folder, "device.*.json")
     counted = {int(process["pid"]) for process in counters}
     told_nothing = begun - counted
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
+    unwritten = failed.keys() - (counted & reports.keys())  # what another attempt wrote is there
     uses = tuple(_uses(counters, reports, folder))
-    untold = {use.pid for use in uses if use.pid not in reports}
+    untold = {use.pid for use in uses if use.pid not in reports} - unwritten
     errors = [report["error"] for report in reports.values() if report["error"]]
     errors.sort(key=lambda error: error != OUT_OF_MEMORY)  # other errors may result from it
     ooms = sum(
@@ -385,8 +398,11 @@ def _sum_up(
         has_lost_path=any(
             process["pid"] in untold and not process["on_python_path"] for process in counters
         ),
-        killed=tuple(sorted(told_nothing - running)),
-        still_running=tuple(sorted(told_nothing & running)),
+        killed=tuple(sorted(told_nothing - running - unwritten)),
+        still_running=tuple(sorted((told_nothing & running) - unwritten)),
+        unwritten=tuple(sorted(unwritten)),
+        unwritten_error=max((failed[pid] for pid in unwritten), default=0),
+        temporary=str(folder.parent.parent),
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,

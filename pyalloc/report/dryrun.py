@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -143,8 +145,8 @@ def _is_too_much(result: Result) -> bool:
 
 def _first(result: Result) -> str:
     """What must be done before the same command can end better; "": nothing."""
-    if result.unreached or result.no_addresses:
-        return "leave out that option" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
+    if result.unreached or result.no_addresses or result.unwritten:
+        return _first_for_figures(result)
     is_short = result.error == OUT_OF_MEMORY or _gave_up(result)
     is_known = is_short or bool(result.wanted_devices)  # why it ended
     if result.exit_code != 0 and not is_known and not _was_stopped(result):
@@ -160,6 +162,18 @@ def _first(result: Result) -> str:
         return "let PYTHONPATH keep what it had: PYTHONPATH=folder:$PYTHONPATH"
     is_limit = result.limited and _is_last(result)
     return "raise or remove the limit" if is_limit else ""
+
+
+def _first_for_figures(result: Result) -> str:
+    """The same where something keeps the program from having figures."""
+    if result.unreached:
+        return "leave out that option"
+    if result.no_addresses:
+        return f"lift the limit: {hostcuda.LIFT}"
+    if result.unwritten_error == errno.EFBIG:
+        return f"lift the limit: {hostcuda.LIFT_FILES}"
+    folder = console.quoted(result.temporary)
+    return f"make room in {folder}, or set TMPDIR to a folder that has some"
 
 
 def _first_after(result: Result) -> str:
@@ -182,12 +196,18 @@ def _or_record(result: Result) -> str:
 
 def _has_untold(result: Result) -> bool:
     """Did a process begin to use a device, and report nothing?"""
-    return bool(result.killed or result.still_running)
+    return bool(result.killed or result.still_running or result.unwritten)
 
 
 def _became(result: Result) -> str:
     """What became of that process."""
+    if result.unwritten:
+        return f"could not write its figures ({_why_unwritten(result)})"
     return "was killed" if result.killed else "is still running"
+
+
+def _why_unwritten(result: Result) -> str:
+    return os.strerror(result.unwritten_error)
 
 
 def _is_mute(result: Result) -> bool:
@@ -308,6 +328,10 @@ def _remarks(result: Result) -> list[str]:
     for pids, why in (
         (result.killed, "killed, for example by a Pool's terminate() or a launcher"),
         (result.still_running, "still running, because nothing waited for it"),
+        (
+            result.unwritten,
+            f"they could not be written to {result.temporary} ({_why_unwritten(result)})",
+        ),
     ):
         if pids and not _is_mute(result):
             told = ", ".join(map(str, pids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -15,7 +16,7 @@ import pytest
 from pyalloc.outside import dryrun, hostcuda
 from pyalloc.report.dryrun import summary
 
-from .dryrun_support import flat
+from .dryrun_support import finish, flat, program, start
 
 
 def result(memory: int, **changed: Any) -> dryrun.Result:
@@ -96,6 +97,7 @@ def test_summary_fits_80_columns() -> None:
         assert text.count("process 4194304 device 15: allocated 5.00 GiB") == 1
 
 
+FULL = {"unwritten": (9,), "unwritten_error": errno.ENOSPC, "temporary": "/some/where"}
 ONE = (dryrun.DeviceUse(1, 0, 0, 8 << 30, 5 << 30, None, None, None),)
 NONE: dict[str, Any] = {"devices": (), "fits": False}
 DIED = {"exit_code": 1, "error": "OutOfMemoryError", "fits": False}
@@ -146,6 +148,16 @@ WAIT = "let all processes end by themselves before the program does (for a Pool:
         ),
         ({**NONE, "killed": (9,)}, "unknown: the process that used the device was killed", WAIT),
         ({"devices": ONE, "killed": (9,)}, "fits 8.00 GiB", ""),
+        (
+            {**NONE, **FULL},
+            "unknown: the process that used the device could not write its figures (No space left on device)",
+            "make room in /some/where, or set TMPDIR to a folder that has some",
+        ),
+        (
+            {"devices": ONE, **FULL, "unwritten_error": errno.EFBIG},
+            "fits 8.00 GiB",
+            "lift the limit: ulimit -f unlimited",
+        ),
         ({"devices": ONE, "unreached": "python -I"}, "fits 8.00 GiB", "leave out that option"),
         (
             {"no_addresses": True, "fits": False, "exit_code": 1},
@@ -405,3 +417,26 @@ def test_one_rank_that_was_out_of_memory_is_the_reason(tmp_path: Path) -> None:
     torch = hostcuda.Torch(tmp_path, "2.15.0", 13, frozenset())
     found = dryrun._sum_up(dryrun.Options(("train.py",)), torch, (), 1, tmp_path)
     assert (found.error, found.ooms) == ("OutOfMemoryError", 1)
+
+
+@pytest.mark.parametrize("is_full_before", [False, True])
+def test_figures_that_cannot_be_written_are_told(tmp_path: Path, is_full_before: bool) -> None:
+    """The disk was full, and the program was said to have been killed, or not to have used the device."""
+    source = f"""
+        import errno, pathlib, resource, sys, torch
+        def no_room(*_):
+            raise OSError(errno.ENOSPC, "no room")
+        if {is_full_before}:
+            pathlib.Path.touch = no_room
+        torch.ones(1, device="cuda")
+        sys.dont_write_bytecode = True
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        """
+    run = start([sys.executable, program(tmp_path, source)], tmp_path, TMPDIR=str(tmp_path))
+    code, _, err = finish(run)
+    text = flat(err)
+    told = "could not write its figures (File too large)"
+    assert code == 0 and f"figures none: the process that called CUDA {told}" in text
+    assert f"verdict unknown: the process that used the device {told}" in text
+    assert f"are missing: they could not be written to {tmp_path} (File too large)" in text
+    assert "first: lift the limit: ulimit -f unlimited" in text and "Exception ignored" not in text
