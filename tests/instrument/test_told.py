@@ -226,3 +226,24 @@ def test_events_of_one_device(plan: Plan, device: int) -> None:
     found = rows(plan.done(), "--device", device)
     assert {row["device"] for row in found} == {device}
     assert len(found) == (4 if device == 0 else 2)
+
+
+@needs_browser
+def test_a_long_name_of_a_phase_leaves_room_to_the_lines_of_events(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """On a tablet, lines had a letter's width, and each event the height of the screen."""
+    plan.event("phase_begin", "a phase that has rather a long name, as people give them, " * 2)
+    plan.event("alloc", addr=1 << 30, bytes=8 * MIB, stack=plan.stack(8))
+    plan.event("phase_end", "a phase that has rather a long name, as people give them, " * 2)
+    target = tmp_path / "report.html"
+    pyalloc("report", plan.done(), "-o", target)
+    screen = {"height": 800, "deviceScaleFactor": 1, "mobile": False}
+    cells = "[...document.querySelectorAll('#events-rows td.name')].map(e => e.%s)"
+    with browser() as page:
+        for width in (768, 1024, 1280):
+            page.call("Emulation.setDeviceMetricsOverride", width=width, **screen)
+            page.visit(target)
+            assert min(page.value(cells % "offsetWidth")) >= 150
+            section = "$('events-section')"
+            assert page.value(f"{section}.scrollWidth == {section}.clientWidth"), width
