@@ -76,8 +76,7 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
     limit += len(found) == limit + 1  # instead of "and 1 more", name it
     for row in found[:limit]:
         share = 100 * row.bytes / total if total else 0
-        name = by_column(row.name)
-        first, *more = textwrap.wrap(name, WIDTH - 34, max_lines=4, placeholder=" …") or [""]
+        first, *more = _folded(row.name, WIDTH - 34, 4) or [""]
         shown = [f"  {size(row.bytes):>10} {share:5.1f} % {row.blocks:>6} x  {first}"]
         shown += [" " * 33 + part for part in more]
         lines += [line.replace(FILLER, "") for line in shown]
@@ -87,12 +86,21 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
     return lines
 
 
+def _folded(name: str, columns: int, most: int) -> list[str]:
+    """A name in at most `most` lines.  A longer one keeps its end, which says the line and the function."""
+    wide = by_column(" ".join(name.split()))
+    parts = textwrap.wrap(wide, columns)
+    return (
+        parts if len(parts) <= most else [*parts[: most - 1], "… " + wide[2 - columns :].lstrip()]
+    )
+
+
 def hung(head: str, name: str, most: int = 3) -> str:
     """Columns of figures, then a name: behind them in at most `most` lines, or below them if there is no room."""
     at = len(by_column(head)) + 2
     if WIDTH - at < 24:
         return "\n".join(filter(None, (head, wrapped(name, " " * 8, " " * 8) if name else "")))
-    parts = textwrap.wrap(by_column(name), WIDTH - at, max_lines=most, placeholder=" …")
+    parts = _folded(name, WIDTH - at, most)
     lines = [f"{head}  {parts[0]}" if parts else head, *(" " * at + part for part in parts[1:])]
     return "\n".join(lines).replace(FILLER, "")
 

@@ -13,6 +13,7 @@ import pytest
 
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import cli
+from pyalloc.common.folding import by_column
 
 CALLS = {  # outermost first; a line of the program's, or of torch's
     "helper": ["train:9", "step:5", "make:3"],
@@ -80,6 +81,22 @@ def test_names_are_cut_where_the_terminal_ends(
         assert cli.main(["top", str(plan.path), "--by", "stack", "-q"]) == 0
         lines = shown.read(4096).decode().splitlines()
     assert lines[1][31:] == (f"me/a.py:9 {name}" if is_whole else f"me/a.py:9 {name[:38]}…")
+
+
+@pytest.mark.parametrize("words", [(), ("--over-time",)])
+@pytest.mark.parametrize("letter", ["a", "\u65e5"])
+def test_a_name_that_is_too_long_keeps_its_end(
+    plan: Plan, words: tuple[str, ...], letter: str
+) -> None:
+    """Two lines of one file, deep in folders, looked the same."""
+    texts = plan.writer.string("work"), plan.writer.string(f"/me/{letter * 300}/model.py")
+    for number in (7, 8):
+        stack = plan.writer.stack(0, *texts, number)
+        plan.event("alloc", addr=number << 30, bytes=MIB, stack=stack)
+    shown = pyalloc("top", plan.done(), "-q", *words)
+    for number in (7, 8):
+        assert f"/model.py:{number} work\n" in shown
+    assert max(len(by_column(line)) for line in shown.splitlines()) <= 80
 
 
 def test_small_stacks_are_summed_where_they_branch_off(plan: Plan) -> None:
