@@ -7,11 +7,12 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dry_support import PATIENCE_S
 
-from pyalloc import trace
+from pyalloc import _core, trace
 from pyalloc.errors import TraceError
 from pyalloc.traces import pickles
 
@@ -58,8 +59,8 @@ print(peak_kib())
 
 def test_a_small_pickle_cannot_name_one_list_for_days() -> None:
     blocks = [{"size": 512, "state": "inactive"}] * 2000
-    segment = {"address": 1 << 30, "total_size": 1 << 20, "stream": 0, "blocks": blocks}
-    for snapshot in ({"segments": [segment] * 2000}, [segment] * 2000):
+    whole = {"address": 1 << 30, "total_size": 1 << 20, "stream": 0, "blocks": blocks}
+    for snapshot in ({"segments": [whole] * 2000}, [whole] * 2000):
         data = pickle.dumps(snapshot, protocol=4)
         assert len(data) < 1 << 14
         with pytest.raises(TraceError, match="more blocks and entries than it has bytes"):
@@ -74,22 +75,58 @@ def test_a_small_archive_cannot_fill_the_disk(tmp_path: Path) -> None:
         trace.analyse(path)
 
 
+def segment(*, device: int = 0, address: object = 1 << 30, **block: object) -> dict[str, Any]:
+    """With one block."""
+    whole = {"size": 1 << 20, "state": "active_allocated"} | block
+    return {"address": address, "total_size": 1 << 20, "device": device, "blocks": [whole]}
+
+
 @pytest.mark.parametrize(
     "value",
     [
-        {"segments": [], "allocator_settings": "x"},
-        {"segments": [], "device_traces": 5},
-        {"segments": [], "device_traces": [[]] * 65},
+        5,
+        {"segments": 3},
         {"segments": [5]},
+        {"segments": [{"address": 0}]},
+        {"segments": [segment(address=-1)]},
+        {"segments": [segment(address="a")]},
+        {"segments": [segment(device=-1)]},
+        {"segments": [segment(device=_core.MAX_DEVICES)]},
+        {"segments": [segment() | {"stream": 2**64}]},
+        {"segments": [segment(size=-1)]},
+        {"segments": [segment(requested_size="1")]},
+        {"segments": [segment(state=1)]},
+        {"segments": [segment(frames=[{"line": "1"}])]},
+        {"segments": [], "allocator_settings": "x"},
+        {"segments": [], "external_annotations": [{"name": 3, "stage": "END", "time_us": 1}]},
+        {"segments": [], "external_annotations": [{"name": "a", "stage": "END", "time_us": 2**53}]},
+        {"segments": [], "device_traces": 5},
+        {"segments": [], "device_traces": [[]] * (_core.MAX_DEVICES + 1)},
+        {"segments": [], "device_traces": [[{"addr": 1, "size": 4}]]},
         {"segments": [], "device_traces": [[{"action": "alloc"}]]},
+        {"segments": [], "device_traces": [[{"action": "alloc", "size": 4, "frames": [5]}]]},
+        {"segments": [], "device_traces": [[{"action": "snapshot", "size": -1}]]},
+        {"segments": [], "device_traces": [[{"action": "snapshot", "stream": 2**64}]]},
+        {"segments": [], "device_traces": [[{"action": "snapshot", "time_us": 2**53}]]},
+        {"segments": [], "device_traces": [[{"action": "oom", "device_free": 2**64}]]},
+        {"segments": [], "device_traces": [[{"action": 4, "addr": 1, "size": 4}]]},
         {"segments": [], "device_traces": [[{"action": "alloc", "size": 2**70}]]},
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 80, "size": 4}]]},
     ],
 )
-def test_snapshots_of_the_wrong_shape_are_refused(tmp_path: Path, value: object) -> None:
+def test_snapshots_of_the_wrong_shape_are_refused(value: object) -> None:
+    """Before anything reads them."""
+    with pytest.raises(TraceError, match=r"malformed|not a memory snapshot"):
+        pickles.loads(pickle.dumps(value))
+
+
+def test_a_snapshot_of_as_many_devices_as_there_can_be(tmp_path: Path) -> None:
+    n = _core.MAX_DEVICES
     path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps(value))
-    with pytest.raises(TraceError, match="malformed"):
-        trace.analyse(path)
+    segments = [segment(device=i) for i in range(n)]
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[]] * n}))
+    assert trace.analyse(path).totals["peak_bytes"] == n << 20
+    assert trace.analyse(path, device=n - 1).totals["peak_bytes"] == 1 << 20
 
 
 def test_a_deeply_nested_pickle_is_refused() -> None:

@@ -72,27 +72,6 @@ def test_snapshots_that_are_read_at_once_leave_the_process_its_addresses() -> No
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        5,
-        {"segments": 3},
-        {"segments": [{"address": 0}]},
-        {"segments": [{"address": -1, "total_size": 3, "blocks": []}]},
-        {"segments": [{"address": "a", "total_size": 3, "blocks": []}]},
-        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 80, "size": 4}]]},
-        {"segments": [], "device_traces": [[{"action": 4, "addr": 1, "size": 4}]]},
-        {"segments": [], "device_traces": [[{"addr": 1, "size": 4}]]},
-        {"segments": [], "device_traces": 7},
-    ],
-)
-def test_malformed_snapshots_are_refused(tmp_path: Path, value: Any) -> None:
-    path = tmp_path / "bad.pickle"
-    path.write_bytes(pickle.dumps(value, protocol=4))
-    with pytest.raises(errors.TraceError):
-        trace.analyse(path)
-
-
 def test_a_frame_is_no_list_of_frames() -> None:
     """Each is checked once, as what it stands for."""
     (frame,) = frames_of(("train", "/home/me/train.py"))
