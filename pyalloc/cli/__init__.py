@@ -154,6 +154,8 @@ def _drop_output() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
+    if len(words) > 1 and words[0] == "help" and words[1][0:1] != "-":
+        return _run(words[1], ["--help"])
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -177,7 +179,10 @@ def _run(name: str, rest: list[str]) -> int:
     if name not in names():
         known = f"the subcommands are {', '.join(names())}"
         near = difflib.get_close_matches(name, names(), 1)
-        if near:
+        if name == "record":
+            program = console.joined(rest) if rest and rest[0][0:1] != "-" else "python train.py"
+            hint = f"to record a program, type: pyalloc run --record out.pya {program}"
+        elif near:
             hint = f"did you mean {near[0]!r}?"
         elif name.endswith(".py") or shutil.which(name) is not None:
             program = (
