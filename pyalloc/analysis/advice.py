@@ -19,6 +19,9 @@ from pyalloc.traces.moments import Block
 
 _STREAMS = 3  # streams with a workspace from which on it is told: a program may need two
 _UNUSED_SHARE = 0.25  # of the parameters: from that on, gradients that no optimizer uses are told
+_SINGLE = (
+    0.03  # of the peak: a single pass that keeps memory for nothing is told if that saves more
+)
 _NO_PRODUCT = re.compile(
     r"softmax|logsumexp|cross_entropy|_loss\b"
 )  # reductions that einsum cannot do
@@ -273,7 +276,7 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
         if n > 1
         else (f"A forward pass keeps {each}", "a pass whose output is detached, or only read")
     )
-    if n > 1 or saved:
+    if n > 1 or saved > _SINGLE * analysis.totals["peak_bytes"]:
         yield Advice(
             "no_grad",
             f"{keep} for a backward pass that never comes. Put `with torch.no_grad():` (or torch.inference_mode()) "

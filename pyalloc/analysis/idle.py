@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pyalloc.analysis.findings import outermost
 from pyalloc.analysis.meaning import Analysis
@@ -15,6 +15,7 @@ from pyalloc.traces.facts import Phase
 _MOST = 0.75
 _KEPT = 3  # blocks that a pass leaves: fewer may be its results
 Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backward passes right after them
+_Key = tuple[tuple[int, ...], bool]  # a run's shape, and whether it has backward passes
 
 
 def runs_of(phases: Iterable[Phase]) -> Iterator[Run]:
@@ -91,10 +92,11 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
         return found, retained
     runs = list(runs_of(_without_workspaces(analysis)))
     nothing: Run = [], []
-    unused = _unused(runs, analysis)
+    known = _known(runs, analysis)
     for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
-        if _shape(run) in unused:
-            found.append([run[i] for i in unused[_shape(run)]])
+        is_used = known.get((_shape(run), bool(backwards)), [None] * len(run))
+        if False in is_used:
+            found.append([phase for phase, used in zip(run, is_used, strict=True) if used is False])
             continue
         if is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
@@ -107,8 +109,9 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
         end = after[0][0].begin if after[0] else analysis.totals["n_events"]
         idle = [
             phase
-            for phase, following in zip(run, [*run[1:], None], strict=False)
+            for phase, following, used in zip(run, [*run[1:], None], is_used, strict=False)
             if phase in unpaired
+            and not used
             and not _has_backward(phase.end, end, analysis)
             and not _has_oom(phase.begin, following.begin if following else end, analysis)
         ]
@@ -127,43 +130,79 @@ def _shape(passes: list[Phase]) -> tuple[int, ...]:
     return tuple(phase.n_left for phase in passes)
 
 
-def _unused(runs: list[Run], analysis: Analysis) -> dict[tuple[int, ...], list[int]]:
-    """By its shape, a run of the peak's step with passes whose memory is freed outside of backward, and which ones.
+@dataclass
+class _Left:
+    """What a pass leaves: bytes that a backward pass frees, and others; of which modules, and until when."""
 
-    So may be the results of a pass, or a graph that a backward pass has gone through and kept; but then its model has
-    gradients.  One step tells for all, even for those in which other blocks go or stay beside them.
+    inside: int = 0
+    outside: int = 0
+    modules: set[str] = field(default_factory=set)
+    end: int = 0
+
+
+def _known(runs: list[Run], analysis: Analysis) -> dict[_Key, list[bool | None]]:
+    """Of runs of the peak's step, by what frees the memory of each pass: does a backward pass use it?  None: not known.
+
+    What is freed outside of backward may also be a pass's results, or a graph that a backward pass has gone through and
+    kept; but then its model has gradients, and no other pass of its modules is freed by a backward.  One step tells for
+    all, even for those in which other blocks go or stay beside them.
     """
-    found: dict[tuple[int, ...], list[int]] = {}
-    if not analysis.notes.get("untrained") or not analysis.spans:
-        return found
+    if not analysis.spans:
+        return {}
     begin, end = (analysis.spans[at].alloc_event for at in (0, -1))
-    for run, _ in runs:
-        if run and run[0].begin <= end and begin <= run[-1].end:
-            passes = _unused_of(run, analysis)
-            if passes:
-                found[_shape(run)] = passes
+    near = [
+        each for each in runs if each[0] and each[0][0].begin <= end and begin <= each[0][-1].end
+    ]
+    passes = [phase for run, _ in near for phase in run]
+    left = dict(zip(passes, _left_by(passes, analysis), strict=True))
+    used = {phase for phase, each in left.items() if each.inside > _MOST * phase.left_bytes}
+    keeps = "retain_graph" in analysis.notes or analysis.notes.get("create_graph") == "True"
+    models = [] if keeps else [left[phase].modules for phase in used]
+    is_sure = bool(analysis.notes.get("untrained"))
+    unused = {
+        phase
+        for phase, each in left.items()
+        if each.outside > _MOST * phase.left_bytes >= _MOST * MIB
+        and not each.inside
+        and phase.n_left >= _KEPT
+        and (is_sure or any(_are_alike(each.modules, others) for others in models))
+        and not _has_backward(phase.end, each.end, analysis)
+        and not _has_oom(phase.begin, each.end, analysis)
+    }
+    found: dict[_Key, list[bool | None]] = {}
+    for run, backwards in near:
+        of_run = found.setdefault((_shape(run), bool(backwards)), [None] * len(run))
+        for i, phase in enumerate(run):
+            if phase in used or phase in unused:
+                of_run[i] = phase in used
+    # The program may end before the backward passes of the last run.
+    last, backwards = runs[-1]
+    for (shape, _), which in list(found.items()) if last and not backwards else ():
+        if shape[: len(last)] == _shape(last) and False in which[: len(last)]:
+            found[_shape(last), False] = which[: len(last)]
     return found
 
 
-def _unused_of(run: list[Phase], analysis: Analysis) -> list[int]:
-    ends = [phase.end for phase in run]
-    outside = [0] * len(run)
-    last = run[-1].end
+def _left_by(passes: list[Phase], analysis: Analysis) -> list[_Left]:
+    ends = [phase.end for phase in passes]
+    found = [_Left(end=end) for end in ends]
     for block in {*analysis.spans, *analysis.peak.blocks}:
         i = bisect.bisect_left(ends, block.alloc_event)
-        is_left = i < len(run) and run[i].begin < block.alloc_event and not block.category
         freed = block.free_event
-        if is_left and freed is not None and freed > ends[i] and block.free_phase != "backward":
-            outside[i] += block.bytes
-            last = max(last, freed)
-    return [
-        i
-        for i, phase in enumerate(run)
-        if outside[i] > _MOST * phase.left_bytes >= _MOST * MIB
-        and phase.n_left >= _KEPT
-        and not _has_backward(phase.end, last, analysis)
-        and not _has_oom(phase.begin, last, analysis)
-    ]
+        is_made = i < len(passes) and passes[i].begin < block.alloc_event and not block.category
+        if is_made and freed is not None and freed > ends[i]:
+            found[i].modules.update([block.module] if block.module else ())
+            if block.free_phase == "backward":
+                found[i].inside += block.bytes
+            else:
+                found[i].outside += block.bytes
+                found[i].end = max(found[i].end, freed)
+    return found
+
+
+def _are_alike(modules: set[str], others: set[str]) -> bool:
+    """Are they of one model?  In an evaluation, some keep nothing, such as dropout."""
+    return bool(modules) and modules <= others and len(modules) >= len(others) / 3
 
 
 def _is_used(passes: list[Phase], analysis: Analysis) -> bool:

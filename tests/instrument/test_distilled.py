@@ -1,4 +1,4 @@
-"""A model beside the one that is trained, whose forward pass keeps what no backward pass asks for."""
+"""A forward pass in each step, beside the training's, that keeps what no backward pass asks for."""
 
 from __future__ import annotations
 
@@ -31,31 +31,30 @@ CALLS = {
 }
 
 
+def told(record: Record, program: str) -> tuple[int | None, int]:
+    """How many bytes the advice on no_grad() promises, if there is any, and those of the peak."""
+    path = record(program)
+    found = kinds(path).get("no_grad")
+    peak: int = trace.analyse(path).totals["peak_bytes"]
+    return (found.saved_bytes if found else None), peak
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("order", list(CALLS))
 @pytest.mark.parametrize("is_function", [True, False])
 def test_a_teachers_pass_once_in_each_step(record: Record, is_function: bool, order: str) -> None:
     """Dropped when the function returns, or when the next step's takes its place."""
+    text = DISTILLED.replace("TRAIN", "train()" if is_function else "break")
+    if not is_function:
+        text = text.replace("    def train():", "    for step in range(4):")
     calls = CALLS[order]
-    text = (
-        DISTILLED
-        if is_function
-        else DISTILLED.replace("    def train():", "    for step in range(4):")
-    )
-    said, peaks = [], []
-    for each in calls, calls.replace("teacher(x)", "torch.no_grad()(teacher)(x)"):
-        path = record(
-            text.replace("CALLS", each).replace("TRAIN", "train()" if is_function else "break")
-        )
-        said.append(kinds(path).get("no_grad"))
-        peaks.append(trace.analyse(path).totals["peak_bytes"])
-    fell = peaks[0] - peaks[1]
-    assert fell > 0.2 * peaks[0]
-    assert said[0] is not None and said[1] is None
-    assert 0.75 * fell <= said[0].saved_bytes <= 1.05 * fell, (
-        said[0].saved_bytes / MIB,
-        fell / MIB,
-    )
+    said, before = told(record, text.replace("CALLS", calls))
+    without = calls.replace("teacher(x)", "torch.no_grad()(teacher)(x)")
+    nothing, after = told(record, text.replace("CALLS", without))
+    fell = before - after
+    assert nothing is None and said is not None
+    assert fell > 0.2 * before
+    assert 0.75 * fell <= said <= 1.05 * fell, (said / MIB, fell / MIB)
 
 
 @pytest.mark.torch
@@ -84,3 +83,68 @@ def test_a_model_whose_results_are_held_is_trained_all_the_same(record: Record) 
         "student.parameters()", "teacher.parameters()"
     )
     assert "no_grad" not in kinds(record(trained))
+
+
+EVALUATED = """
+    import torch
+    from torch import nn
+    layers = [m for i in range(8) for m in (nn.Linear(512, 512), nn.Dropout(0.1), nn.ReLU())]
+    model = nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8192, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        model.eval()
+        with torch.set_grad_enabled(GRAD):
+            out = model(torch.randn(8192, 512, device="cuda"))
+        loss = out.square().mean().item()
+        model.train()
+"""
+
+
+@pytest.mark.torch
+def test_an_evaluation_of_one_batch_in_each_step(record: Record) -> None:
+    """A variable holds it until the next: the passes of the training are freed by backward, but not this one."""
+    said, before = told(record, EVALUATED.replace("GRAD", "True"))
+    nothing, after = told(record, EVALUATED.replace("GRAD", "False"))
+    fell = before - after
+    assert nothing is None and said is not None
+    assert fell > 0.2 * before
+    assert 0.7 * fell <= said <= 1.02 * fell, (said / MIB, fell / MIB)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("trained", [True, False])
+def test_features_that_a_loss_compares_are_needed(record: Record, trained: bool) -> None:
+    """They are all that their passes keep, and a function holds them; backward goes through the generator's pass."""
+    said, _ = told(
+        record,
+        f"""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(8))
+        def forward(self, x):
+            found = [x]
+            for layer in self.layers:
+                found.append(F.relu(layer(found[-1]), inplace=True))
+            return found[1:]
+    features = Features().cuda().requires_grad_({trained})
+    generator = nn.Sequential(*[m for i in range(3) for m in (nn.Linear(512, 512), nn.ReLU())]).cuda()
+    optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)
+    def train():
+        x, y = (torch.randn(4096, 512, device="cuda") for _ in range(2))
+        made, wanted = features(generator(x)), features(y)
+        loss = sum(F.mse_loss(a, b.detach()) for a, b in zip(made, wanted))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for step in range(3):
+        train()
+    """,
+    )
+    assert said is None

@@ -99,6 +99,7 @@ def test_passes_that_keep_enough_for_a_backward_that_never_comes(
         notes={},
         phases=passes(*kept),
         peak=SimpleNamespace(blocks=[]),
+        spans=[],
         workspaces=set(),
         unmarked=[],
         ooms=[],
