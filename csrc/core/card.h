@@ -88,6 +88,7 @@ struct pya_card {
         *nest;                /* the latest idle range of a growing tensor (nest.h); NULL: none */
     struct pya_block *hidden; /* its free bytes: LENT blocks without an owner; NULL: none */
     unsigned n_loans;         /* requests that took some of them since the tensor last grew */
+    unsigned n_in_vain;       /* nests since one was last used for the tensor's next size */
     uint64_t n_pool_drops;    /* how often a pool lost its last user */
     struct pya_pending *pending; /* queues of streams with recorded blocks; NULL: none so far */
     struct pya_fence *fences;    /* one for each known stream (fence.h) */

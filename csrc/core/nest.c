@@ -11,6 +11,9 @@ enum { NEST_FROM = 128 };
 #endif
 /* The tensor has not grown for so many requests that took some of the nest: it will not grow any more. */
 enum { NEST_LOANS = 64 };
+/* Where so many ranges in a row were hidden in vain, as several tensors grow in turn and each needs the memory that the
+ * one before left, only one in NEST_RETRY is hidden until one is used again: one tensor may have been too small so far. */
+enum { NEST_IN_VAIN = 6, NEST_RETRY = 32 };
 
 /* Hidden bytes are inactive: those outside of wholly free pages stay part of inactive_split. */
 static void
@@ -61,6 +64,16 @@ nest_close(struct pya_card *card, const struct pya_stitch *nest) {
     }
 }
 
+/* Does the tensor that left this range grow?  Then its next size has just been made and lives.  Results that are larger
+ * in each step of a program, but live one at a time, leave their memory to the rest of the step. */
+static bool
+nest_grows(const struct pya_stitch *stitch) {
+    const struct pya_arena *arena = stitch->arena;
+    const struct pya_stitch *newest = arena->stitches->newest;
+    return pya_arena_is_growing(arena) && pya_grows_to(stitch->n_pages, arena->large_pages) &&
+           newest->block != NULL && pya_grows_to(stitch->n_pages, newest->n_pages);
+}
+
 void
 pya_nest_give(struct pya_block *block) {
     struct pya_stitch *stitch = block->stitch;
@@ -68,11 +81,14 @@ pya_nest_give(struct pya_block *block) {
     struct pya_card *card = arena->card;
     pya_stitch_give(block);
     if (arena->pool == NULL && card->pages.n_live >= NEST_FROM && pya_stitch_is_whole(stitch) &&
-        pya_arena_is_growing(arena) && pya_grows_to(stitch->n_pages, arena->large_pages)) {
+        nest_grows(stitch)) {
         pya_nest_open(card);
         card->nest = stitch;
         card->n_loans = 0;
-        nest_close(card, stitch);
+        card->n_in_vain++;
+        if (card->n_in_vain <= NEST_IN_VAIN || card->n_in_vain % NEST_RETRY == 0) {
+            nest_close(card, stitch);
+        }
     }
 }
 

@@ -3,7 +3,8 @@
  * A program that appends to a tensor makes the next one a little larger and drops the last one, whose idle range is
  * then extended.  That takes all of the range's bytes.  But what the program makes in between, such as the rows to
  * append, would come to lie in the range's pages, and then a new range is stitched each time.  So the range's free
- * bytes are hidden: they are in no index, until a request needs them that memory should not grow for. */
+ * bytes are hidden: they are in no index, until a request needs them that memory should not grow for.  Where that was
+ * in vain several times in a row, few of the next ones are hidden. */
 #pragma once
 
 #include "stitch.h"

@@ -279,6 +279,13 @@ stitch_map(struct pya_card *card, struct pya_stitch *stitch, size_t n_old) {
     return st;
 }
 
+/* An idle range is used again. */
+static void
+stitch_note_use(const struct pya_stitch *stitch) {
+    struct pya_card *card = stitch->arena->card;
+    card->n_in_vain = card->nest == stitch ? 0 : card->n_in_vain;
+}
+
 /* The range is about to change or to go: the card no longer keeps it free. */
 static void
 stitch_leave_nest(const struct pya_stitch *stitch) {
@@ -378,6 +385,7 @@ stitch_lend(struct pya_stitch *stitch, size_t bytes) {
     struct pya_arena *arena = stitch->arena;
     struct pya_card *card = arena->card;
     PYA_ASSERT(stitch->block == NULL && bytes <= stitch->bytes);
+    stitch_note_use(stitch);
     struct pya_block *block = pya_slab_take(&card->blocks);
     *block = (struct pya_block){
         .addr = stitch->base + stitch->offset,
@@ -447,6 +455,7 @@ pya_stitch_extend(
         return st;
     }
     stitch_unlink(old);
+    stitch_note_use(old);
     stitch_leave_nest(old);
     free(old);
     stitch_adopt(longer, n_old);

@@ -181,6 +181,64 @@ test_nest_is_left(void) {
     world_fini(&world);
 }
 
+/* Results that are larger in each step, but none of which lives while the next one is made: nothing is hidden from what
+ * the rest of a step makes. */
+static void
+test_larger_steps_hide_nothing(void) {
+    enum { KEPT = 40, LARGER_STEPS = 40 };
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    pya_dptr kept[KEPT];
+    world_init(&world, "");
+    for (size_t step = 0; step < LARGER_STEPS; step++) {
+        for (size_t i = 0; i < KEPT; i++) {
+            kept[i] = take(&world, 5 * MIB + step * MIB / 4, 0);
+        }
+        for (size_t i = 0; i < KEPT; i += 2) {
+            give(&world, kept[i]);
+        }
+        pya_dptr result = take(&world, 150 * MIB + step * 9 * MIB, 0);
+        give(&world, result);
+        CHECK_EQ(hidden(&world), 0);
+        for (size_t i = 1; i < KEPT; i += 2) {
+            give(&world, kept[i]);
+        }
+    }
+    CHECK(stat_of(world.heap, 0, "pyalloc_stitches") > LARGER_STEPS / 2);
+    world_fini(&world);
+}
+
+/* Several tensors that grow in turn need what the one before left: soon hardly any of it is hidden.  Once only one of
+ * them grows, its range is hidden again. */
+static void
+test_tensors_in_turn(void) {
+    enum { N = 3, IN_TURN = 150 };
+    static const size_t rows_of[N] = {3 * MIB - 4096, 5 * MIB / 2, 9 * MIB / 4};
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    pya_dptr last[N] = {0};
+    size_t n_hidden = 0;
+    world_init(&world, "");
+    for (size_t step = 0; step < IN_TURN; step++) {
+        for (size_t i = 0; i < N; i++) {
+            struct append how = rows_alone;
+            how.row = rows_of[i];
+            CHECK_OK(append(&world, &how, step, &last[i]));
+            n_hidden += hidden(&world) > 0;
+        }
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    }
+    CHECK(n_hidden < IN_TURN / 4);
+    n_hidden = 0;
+    for (size_t step = IN_TURN; step < STEPS; step++) {
+        CHECK_OK(append(&world, &rows_alone, step, &last[0]));
+        n_hidden += hidden(&world) > 0;
+    }
+    CHECK(n_hidden > (STEPS - IN_TURN) / 2);
+    for (size_t i = 0; i < N; i++) {
+        give(&world, last[i]);
+    }
+    world_fini(&world);
+}
+
 static pya_status
 append_some(struct world *world, size_t step, size_t n_steps, pya_dptr *last) {
     pya_status st = PYA_OK;
@@ -224,6 +282,8 @@ static const struct check_case cases[] = {
     {"hidden_memory_is_free", test_hidden_memory_is_free},
     {"hidden_memory_is_inactive", test_hidden_memory_is_inactive},
     {"nest_is_left", test_nest_is_left},
+    {"larger_steps_hide_nothing", test_larger_steps_hide_nothing},
+    {"tensors_in_turn", test_tensors_in_turn},
     {"sweep", test_sweep},
 };
 
