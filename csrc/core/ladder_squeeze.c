@@ -12,7 +12,7 @@ pya_ladder_wait(struct pya_arena *arena) {
     arena->n_waiting++;
     pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
     arena->n_waiting--;
-    pya_card_unpark(card);
+    pya_card_unpark(card); /* what others freed meanwhile; after a capture nothing below does it */
     st = st == PYA_OK ? pya_pending_sync(card) : st;
     return st == PYA_OK && !is_idle ? pya_fences_sync(card, true) : st;
 }

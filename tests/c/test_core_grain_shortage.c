@@ -146,6 +146,7 @@ static struct {
     pya_dptr ptrs[3];
     size_t n, bytes;
     bool captures; /* and begins to capture stream 2 */
+    pya_dptr own;  /* and frees this block of the request's stream, which nothing uses; 0: none */
 } late;
 
 static pya_dptr
@@ -166,13 +167,17 @@ late_free(void *arg, pya_dptr addr) {
         pya_sim_disown(world->sim, ptr, late.bytes);
         give(world, ptr);
     }
+    if (late.own != 0) {
+        give(world, late.own);
+        late.own = 0;
+    }
     pya_sim_set_capturing(world->sim, 2, late.captures);
 }
 
 /* As above, and while memory is given back more becomes free: what the request got by waiting it knows nothing of. */
 static void
-run_short_beside_late_frees(bool captures) {
-    enum { N = 128, N_GRAIN = 16 };
+run_short_beside_late_frees(bool captures, bool frees_own) {
+    enum { N = 128, N_GRAIN = 16, N_WANTED = 20 };
     static const size_t grain = N_GRAIN * PYA_PAGE;
     struct world world = {
         .config = {
@@ -188,6 +193,7 @@ run_short_beside_late_frees(bool captures) {
         ptrs[i] = get(&world, grain, 2);
     }
     CHECK_OK(pya_reserve(world.heap, 0, 0, 0));
+    late.own = frees_own ? take(&world, N_WANTED * PYA_PAGE, 1) : 0;
     CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
     CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source));
     pool_begin(&world);
@@ -203,22 +209,24 @@ run_short_beside_late_frees(bool captures) {
     late.bytes = grain;
     late.captures = captures;
     pya_dptr ptr;
-    if (captures) { /* which a wait would end */
-        CHECK_EQ(pya_alloc(world.heap, 0, 20 * PYA_PAGE, 1, &ptr), PYA_E_NOMEM);
-        pya_sim_set_capturing(world.sim, 2, false);
+    if (captures && !frees_own) { /* which a wait would end */
+        CHECK_EQ(pya_alloc(world.heap, 0, N_WANTED * PYA_PAGE, 1, &ptr), PYA_E_NOMEM);
     } else { /* a violation where stream 2's work is not over */
-        ptr = get(&world, 20 * PYA_PAGE, 1);
-        put(&world, ptr, 20 * PYA_PAGE);
+        ptr = get(&world, N_WANTED * PYA_PAGE, 1);
+        put(&world, ptr, N_WANTED * PYA_PAGE);
     }
+    pya_sim_set_capturing(world.sim, 2, false);
     CHECK_EQ(late.n, 0);
+    CHECK_EQ(late.own, 0);
     pya_sim_finish_all(world.sim);
     world_fini(&world);
 }
 
 static void
 test_what_was_freed_since_the_wait_is_waited_for(void) {
-    run_short_beside_late_frees(false);
-    run_short_beside_late_frees(true);
+    run_short_beside_late_frees(false, false);
+    run_short_beside_late_frees(true, false);
+    run_short_beside_late_frees(true, true);
 }
 
 /* A request for less than a grain gets nothing of what a pool left, and must not have it forgotten. */
