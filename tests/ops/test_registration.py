@@ -287,9 +287,33 @@ REGISTERED = {
             [True] * 4,
         ),
     ),
+    "mixture, some": lambda value, loc, scale, weights: (
+        ops.power_spherical_mixture_log_prob_backward,
+        (
+            torch.randn(6, 4),
+            torch.randn(6, 4),
+            value,
+            loc.transpose(0, 1),
+            scale.t(),
+            weights.t(),
+            False,
+            [False, True, False, True],
+        ),
+    ),
     "additive": lambda *inputs: (
         ops.additive_attention_backward,
         (torch.randn(2, 3, 6), None, torch.rand(2, 3, 5), *inputs, None, [True] * 4),
+    ),
+    "additive, some": lambda *inputs: (
+        ops.additive_attention_backward,
+        (
+            torch.randn(2, 3, 6),
+            None,
+            torch.rand(2, 3, 5),
+            *inputs,
+            None,
+            [True, False, False, True],
+        ),
     ),
     "attention": lambda q, k, v, bias: (
         ops.scaled_attention_backward,
@@ -312,9 +336,12 @@ REGISTERED = {
 }
 
 
+@pytest.mark.parametrize("by", ["kernels", "declined"])
 @pytest.mark.parametrize("name", REGISTERED)
-def test_plain_torch_gives_the_promised_layout(name, declined):
+def test_gradients_have_the_promised_layout(name, by, request):
     """What the compiler makes of an op relies on the strides that the op's fake form declares."""
+    if by == "declined":  # by plain torch
+        request.getfixturevalue(by)
     backward, args = REGISTERED[name](*OPS[name.partition(",")[0]][1]())
     real = backward(*args)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -335,6 +362,28 @@ def test_plain_torch_serves_where_the_kernels_decline(name, declined, monkeypatc
         patch.setattr(_cuda, "declines", lambda x, family: False)
         right = run()
     torch.testing.assert_close(run(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("t_first", [False, True])
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_plain_torch_puts_numbers_where_the_kernels_do(is_mixture, t_first, declined, monkeypatch):
+    value, loc, scale = spherical()
+    inputs = [x.requires_grad_() for x in (value[:, 0], loc, scale)]
+    op = ops.power_spherical_log_prob
+    if is_mixture:
+        op = ops.power_spherical_mixture_log_prob
+        inputs.append(torch.randn(3, 4, requires_grad=True))
+
+    def run():
+        out = op(*inputs, t_first)
+        return [out, *torch.autograd.grad(out.sin().sum(), inputs)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_cuda, "declines", lambda x, family: False)
+        right = run()
+    found = run()
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    assert found[0].stride() == right[0].stride()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's nested tensors are a prototype and warn of it
