@@ -16,13 +16,12 @@ _LIMIT_S = 5.0  # a watchdog may call os._exit() because one of our calls hangs
 # Other signals tell of a crash, or kill at once.
 _REQUESTS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _calls: list[Callable[[], object]] = []
-# Exit codes.  No lock: a signal handler may call os._exit() during os._exit().
-_begun: list[int] = []
+_has_begun = False
 
 
 def has_begun() -> bool:
     """Is the process about to end itself?"""
-    return bool(_begun)
+    return _has_begun
 
 
 def before(call: Callable[[], object]) -> None:
@@ -38,7 +37,7 @@ def _wrap() -> None:
 
     def _exit(status: int) -> NoReturn:
         try:
-            _call_in_time(status)
+            _call_in_time()
         finally:
             leave(status)
 
@@ -65,11 +64,13 @@ def _before_signal(number: int) -> None:
         and signal.getsignal(number) == signal.SIG_DFL
         and number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     ):
-        _call_in_time(128 + number)
+        _call_in_time()
 
 
-def _call_in_time(status: int) -> None:
-    _begun.append(status)
+def _call_in_time() -> None:
+    # No lock: a signal handler may call os._exit() during os._exit().
+    global _has_begun
+    _has_begun = True
     last = threading.Thread(target=_call_all, daemon=True, name="pyalloc-leaving")
     last.start()
     last.join(_LIMIT_S)

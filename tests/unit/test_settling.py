@@ -52,6 +52,14 @@ def test_however_a_program_ends_it_waits(run_python, ending: str, code: int) -> 
     assert done.stdout == "rests\n"
 
 
+def test_a_thread_that_sleeps_in_between_is_waited_for(run_python) -> None:  # type: ignore[no-untyped-def]
+    """It may be asleep whenever one looks."""
+    program = PROGRAM.replace("        pass\n    print", "        time.sleep(0.0005)\n    print")
+    assert program != PROGRAM
+    done = run_python(program, env=_bootstrap.environment(dict(os.environ)))
+    assert done.stdout == "rests\n"
+
+
 def test_without_such_threads_nothing_is_waited_for(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python(
         "import time; time.sleep = None", env=_bootstrap.environment(dict(os.environ))
