@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyalloc.errors import OpError
 from pyalloc.ops import (
+    _cuda,
     additive_attention,
     power_spherical_log_prob,
     power_spherical_mixture_log_prob,
@@ -310,6 +311,25 @@ def test_many_gradients_of_an_expanded_large_bias():
     many = vmap(pull)(torch.stack((cotangent, cotangent)))
     for one, each in zip(pull(cotangent), many, strict=True):
         torch.testing.assert_close(each, one.expand(each.shape))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap(grad)"])
+@pytest.mark.parametrize("name", OPS)
+def test_kernels_serve_within_transforms(name, transform, monkeypatch):
+    """And not the formulas in plain torch, whose results are the same."""
+    served = []
+    perform = _cuda.perform
+
+    def count(call, *args):
+        served.append(call)
+        perform(call, *args)
+
+    monkeypatch.setattr(_cuda, "perform", count)
+    ours, _, make = OPS[name]
+    TRANSFORMS[transform](ours, make())
+    # Where score vectors differ, each entry of the batch of three has a call.
+    each = 3 if transform == "vmap(grad)" and ours is additive_attention else 1
+    assert len(served) == each * (1 if transform == "jvp" else 2)
 
 
 def test_plain_formulas_hide_what_the_kernels_hide():
