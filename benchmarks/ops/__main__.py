@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.helping import HelpFormatter
 from benchmarks.ops.additive import additive, seq2seq
-from benchmarks.ops.attention import attention, sweep
+from benchmarks.ops.attention import attention, masks, sweep
 from benchmarks.ops.measure import Bench
 from benchmarks.ops.spherical import spherical, spherical_memory, spherical_shapes
 from pyalloc import ops
@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "additive": additive,
     "seq2seq": seq2seq,
     "attention": attention,
+    "masks": masks,
     "sweep": sweep,
 }
 CPU_ONLY = {"memory", "seq2seq"}

@@ -1,4 +1,4 @@
-"""Scaled attention against torch's own: two shapes in all variants, and a sweep of many."""
+"""Scaled attention against torch's own: two shapes in all variants, masks, and a sweep of many."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,6 +84,33 @@ def attention(b: Bench) -> None:
                 target=target if cpu else None,
                 case=case,
                 floor_ms=floor(b, work[0], (n_b, n_h, n, d), biases=work[1]),
+                error=error,
+            )
+
+
+def masks(b: Bench) -> None:
+    """Masks as programs have them.  No target was set for these; torch's kernel computes what a mask hides, too."""
+    n_b, n_h, n, d = 8, 8, 512, 64
+    place = torch.arange(n, device=b.device)
+    lengths = torch.arange(1, n_b + 1, device=b.device) * n // n_b
+    padded = (place < lengths[:, None])[:, None, None]
+    for name, mask in (
+        ("padding at the end", padded),
+        ("padding at the start", padded.flip(-1)),
+        ("causal", place[:, None] >= place),
+        ("four documents", place[:, None] // (n // 4) == place // (n // 4)),
+        ("three of ten scores hidden", torch.rand(n_b, 1, n, n, device=b.device) > 0.3),
+    ):
+        ours, peer = partial(ops.scaled_attention, mask=mask), partial(sdpa, bias=mask)
+        q, k, v, grad = (torch.randn(n_b, n_h, n, d, device=b.device) for _ in range(4))
+        error = check("attention", *checked(ours, peer, [q, k, v], q.shape))
+        for what, run in (("forward", forward), ("forward+backward", partial(both, grad=grad))):
+            b.compare(
+                f"masked attention {what}",
+                run(ours, (q, k, v)),
+                {"sdpa": run(peer, (q, k, v))},
+                target=None,
+                case=f"B{n_b} H{n_h} L{n} d{d} fp32, {name}",
                 error=error,
             )
 

@@ -238,7 +238,7 @@ amx_backward_pass(
         }
         for (ptrdiff_t i = i0; i < i1; i++) {
             struct att_block x = att_block_of_group(a, head.b, kv, i, r->q0, r->q1);
-            const ptrdiff_t there = att_visible(a, x.q0, x.nq) - head.k0;
+            const ptrdiff_t there = att_visible(a, x) - head.k0;
             x.k0 = head.k0;
             x.nk = (int)(there < head.nk ? there : head.nk);
             if (there > 0) {

@@ -236,7 +236,7 @@ amx_forward_blocks(
     ptrdiff_t end = 0;
     for (ptrdiff_t i = i0; i < i1; i++) {
         const struct att_block x = att_block_of_group(a, head.b, head.h, i, 0, (ptrdiff_t)a->n_q);
-        const ptrdiff_t visible = att_visible(a, x.q0, x.nq);
+        const ptrdiff_t visible = att_visible(a, x);
         end = visible > end ? visible : end;
         if (!amx_forward_start(a, w, &w->block[i - i0], x)) {
             return false;
@@ -254,7 +254,7 @@ amx_forward_blocks(
         for (ptrdiff_t i = i0; i < i1; i++) {
             struct amx_forward_item *next = &w->item[n];
             next->x = att_block_of_group(a, head.b, head.h, i, 0, (ptrdiff_t)a->n_q);
-            const ptrdiff_t there = att_visible(a, next->x.q0, next->x.nq) - head.k0;
+            const ptrdiff_t there = att_visible(a, next->x) - head.k0;
             if (there <= 0) {
                 continue;
             }

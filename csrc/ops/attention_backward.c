@@ -78,6 +78,11 @@ backward_block(
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
     const int d = (int)a->dim;
     const int dv = (int)a->dim_v;
+    const bool is_first =
+        x.k0 == r->k0 || w->once || a->d_bias.p != NULL; /* writes what others add to */
+    if (!is_first && att_is_hidden(a, x)) {
+        return;
+    }
     att_scores(a, x, w->qt, w->s);
     struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), a->v.s, 1};
     struct pya_tile_b dot = {w->dot, ATT_LD};
@@ -114,7 +119,7 @@ backward_queries(
     const struct pya_ops_attention *a, struct backward_scratch *w, struct att_block x,
     const struct att_range *r) {
     const ptrdiff_t d = (ptrdiff_t)a->dim;
-    const ptrdiff_t visible = att_visible(a, x.q0, x.nq);
+    const ptrdiff_t visible = att_visible(a, x);
     const ptrdiff_t end = r->k1 < visible ? r->k1 : visible;
     backward_load_queries(a, w, x);
     if (end <= r->k0) { /* else the first block overwrites */

@@ -5,6 +5,7 @@
  * Long because a register tile has a loop for each of its dimensions. */
 #include <string.h>
 
+#include "attention_mask.h"
 #include "attention_plan.h"
 
 enum {
@@ -60,7 +61,7 @@ static inline ptrdiff_t
 few_visible(const struct pya_ops_attention *a, struct few_unit u) {
     ptrdiff_t end = 0;
     for (int i = 0; i < u.n; i++) {
-        const ptrdiff_t sees = att_visible(a, few_place(a, u, i).q0, 1);
+        const ptrdiff_t sees = att_visible(a, few_place(a, u, i));
         end = sees > end ? sees : end;
     }
     return end;
@@ -150,6 +151,21 @@ few_scores(struct few_rows q, real *s, int n_r, struct few_keys keys, int n) {
     }
 }
 
+static inline void
+few_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
+    const struct pya_ops_scores w = a->mask;
+    const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
+    for (int k = 0; w.k == 1 && k < x.nk; k += 64) {
+        const uint64_t hidden = att_zeros(p + k, x.nk - k < 64 ? x.nk - k : 64);
+        for (int j = 0; hidden != 0 && j < 64; j += VW) {
+            v_st_where(s + k + j, v_set((real)-INFINITY), (unsigned)(hidden >> j));
+        }
+    }
+    for (int k = 0; w.k != 1 && k < x.nk; k++) {
+        s[k] = p[k * w.k] == 0 ? (real)-INFINITY : s[k];
+    }
+}
+
 /* Applies bias and masks to a query's scores, and hides what fills up the last vector.  Who loads them as vectors does so after
  * all queries' turn: a load waits until the stores of its parts have left the processor's queue. */
 static inline void
@@ -162,13 +178,9 @@ few_adjust(const struct pya_ops_attention *a, struct att_block x, real *s) {
         }
     }
     if (a->mask.p != NULL) {
-        const struct pya_ops_scores w = a->mask;
-        const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
-        for (int k = 0; k < x.nk; k++) {
-            s[k] = p[k * w.k] == 0 ? (real)-INFINITY : s[k];
-        }
+        few_apply_mask(a, x, s);
     }
-    const ptrdiff_t seen = att_visible(a, x.q0, 1) - x.k0;
+    const ptrdiff_t seen = att_causal_end(a, x) - x.k0;
     const ptrdiff_t end = pack_round(x.nk, VW);
     ptrdiff_t k = seen < 0 ? 0 : seen < x.nk ? seen : x.nk;
     for (; end - k >= VW; k += VW) {

@@ -110,6 +110,9 @@ forward_start(const struct pya_ops_attention *a, struct forward_scratch *w, stru
 static void
 forward_keys(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+    if (x.k0 > 0 && att_is_hidden(a, x)) { /* the first one overwrites */
+        return;
+    }
     att_scores(a, x, w->qt, w->s);
     forward_softmax(w, x, (ptrdiff_t)a->dim_v);
     if (a->dropout > 0) {
@@ -136,11 +139,11 @@ forward_queries(
         forward_start(a, &w[i], forward_block(a, first, i));
     }
     const struct att_block last = forward_block(a, first, n_w - 1);
-    const ptrdiff_t end = att_visible(a, last.q0, last.nq);
+    const ptrdiff_t end = att_visible(a, last);
     for (ptrdiff_t k0 = 0; k0 < end; k0 += ATT_K) {
         for (int i = 0; i < n_w; i++) {
             struct att_block x = forward_block(a, first, i);
-            const ptrdiff_t n = att_visible(a, x.q0, x.nq) - k0;
+            const ptrdiff_t n = att_visible(a, x) - k0;
             x.k0 = k0;
             x.nk = (int)(n < ATT_K ? n : ATT_K);
             if (x.nk > 0) {

@@ -1,6 +1,6 @@
 #pragma once
-/* Scores of one block, with bias and masks.  Floor 2. */
-#include "attention_tile.h"
+/* Scores of one block, with bias and masks.  Floor 3. */
+#include "attention_mask.h"
 
 enum { ATT_TERMS = 64 }; /* of a score, summed at once: a sum of short sums loses fewer digits */
 
@@ -36,19 +36,6 @@ att_prefetch_bias(const struct pya_ops_attention *a, struct att_block x) {
     const struct pya_ops_scores w = a->bias;
     if (w.p != NULL && w.q != 0 && w.k == 1 && x.nk > 0) {
         pack_prefetch((const real *)w.p + att_first_score(w, x) - x.nk, w.q, x.nq, x.nk);
-    }
-}
-
-static inline void
-att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
-    const struct pya_ops_scores w = a->mask;
-    const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
-    for (int q = 0; q < x.nq; q++) {
-        for (int k = 0; k < x.nk; k++) {
-            if (p[q * w.q + k * w.k] == 0) {
-                s[k * ATT_LD + q] = (real)-INFINITY;
-            }
-        }
     }
 }
 

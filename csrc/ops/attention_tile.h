@@ -51,10 +51,30 @@ att_tops(const struct pya_ops_attention *a, struct att_block x) {
     return (real *)a->stats + (x.b * (ptrdiff_t)a->n_h + x.h) * 2 * (ptrdiff_t)a->n_q + x.q0;
 }
 
-/* Number of keys that a block of queries can see. */
+/* Number of keys that causal attention shows to a block of queries. */
 static inline ptrdiff_t
-att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {
-    return a->causal && q0 + nq < (ptrdiff_t)a->n_k ? q0 + nq : (ptrdiff_t)a->n_k;
+att_causal_end(const struct pya_ops_attention *a, struct att_block x) {
+    const ptrdiff_t end = x.q0 + x.nq;
+    return a->causal && end < (ptrdiff_t)a->n_k ? end : (ptrdiff_t)a->n_k;
+}
+
+/* Number of keys, one at least, that the block can see: the same without those at the end that a mask hides from all queries, as
+ * the padding of a batch.  A gradient of the bias that nobody has cleared needs them all. */
+static inline ptrdiff_t
+att_visible(const struct pya_ops_attention *a, struct att_block x) {
+    const struct pya_ops_scores w = a->mask;
+    ptrdiff_t end = att_causal_end(a, x);
+    if (w.p == NULL || w.q != 0 || (a->d_bias.p != NULL && a->d_bias_add == 0)) {
+        return end;
+    }
+    const uint8_t *p = (const uint8_t *)w.p + x.b * w.b + x.h * w.h;
+    while (w.k == 1 && end > 64 && b_zeros(p + end - 64) == UINT64_MAX) {
+        end -= 64;
+    }
+    while (end > 1 && p[(end - 1) * w.k] == 0) {
+        end--;
+    }
+    return end;
 }
 
 /* dst[d][q] = scale * rows[q][d]; missing lanes are zero, up to a whole number of `whole` */

@@ -3,6 +3,7 @@
  * Long because a backend is one list of small inline functions. */
 #include <immintrin.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef float real;
 typedef __m256 vr;
@@ -42,6 +43,24 @@ v_st_n(real *p, vr a, int n) {
     } else {
         _mm256_maskstore_ps(p, v_head_mask(n), a);
     }
+}
+/* Stores the lanes whose bits are set; the others keep what is there, and are written too. */
+static inline void
+v_st_where(real *p, vr a, unsigned bits) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i its = _mm256_and_si256(_mm256_set1_epi32((int)bits), lane);
+    const vr is_set = _mm256_castsi256_ps(_mm256_cmpeq_epi32(its, lane));
+    v_st(p, _mm256_blendv_ps(v_ld(p), a, is_set));
+}
+/* Which of 64 bytes are zero. */
+static inline uint64_t
+b_zeros(const uint8_t *p) {
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    const __m256i y = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+    const uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(x, zero));
+    const uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(y, zero));
+    return (uint64_t)high << 32 | low;
 }
 static inline vr
 v_add(vr a, vr b) {

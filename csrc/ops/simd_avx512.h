@@ -3,6 +3,7 @@
  * Long because a backend is one list of small inline functions. */
 #include <immintrin.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef float real;
 typedef __m512 vr;
@@ -33,6 +34,17 @@ v_ld_n(const real *p, int n) {
 static inline void
 v_st_n(real *p, vr a, int n) {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
+}
+/* Stores the lanes whose bits are set; the others keep what is there. */
+static inline void
+v_st_where(real *p, vr a, unsigned bits) {
+    _mm512_mask_storeu_ps(p, (__mmask16)(bits & 0xffff), a);
+}
+/* Which of 64 bytes are zero. */
+static inline uint64_t
+b_zeros(const uint8_t *p) {
+    const __m512i x = _mm512_loadu_si512((const void *)p);
+    return _cvtmask64_u64(_mm512_cmpeq_epi8_mask(x, _mm512_setzero_si512()));
 }
 static inline vr
 v_add(vr a, vr b) {

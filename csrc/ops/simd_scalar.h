@@ -44,6 +44,28 @@ v_st_n(real *p, vr a, int n) {
         *p = a;
     }
 }
+/* Stores the lanes whose bits are set; the others keep what is there. */
+static inline void
+v_st_where(real *p, vr a, unsigned bits) {
+    if (bits & 1) {
+        *p = a;
+    }
+}
+/* Which of 64 bytes are zero: eight at a time, whose highest bits a product gathers in its highest byte. */
+static inline uint64_t
+b_zeros(const uint8_t *p) {
+    const uint64_t low = 0x7f7f7f7f7f7f7f7f;
+    uint64_t zeros = 0;
+    for (int i = 0; i < 64; i += 8) {
+        uint64_t x = 0;
+        for (int j = 0; j < 8; j++) {
+            x |= (uint64_t)p[i + j] << (8 * j);
+        }
+        const uint64_t is_zero = ~(((x & low) + low) | x | low) >> 7;
+        zeros |= (is_zero * 0x0102040810204080 >> 56) << i;
+    }
+    return zeros;
+}
 static inline vr
 v_add(vr a, vr b) {
     return a + b;

@@ -1,0 +1,111 @@
+#pragma once
+/* The mask of a block of transposed scores: bytes become bits, one for each query of a key.  Floor 2. */
+#include <string.h>
+
+#include "attention_tile.h"
+
+/* For each key of a block the queries that it is hidden from. */
+struct att_hidden {
+    uint64_t of[ATT_K];
+};
+_Static_assert(ATT_Q == 64 && ATT_K % 64 == 0, "a word has a bit for each query");
+
+/* Which of n bytes, at most 64, are zero. */
+static inline uint64_t
+att_zeros(const uint8_t *p, int n) {
+    if (n == 64) {
+        return b_zeros(p);
+    }
+    uint8_t all[64];
+    memset(all, 1, sizeof all);
+    memcpy(all, p, (size_t)n);
+    return b_zeros(all);
+}
+
+/* Bit j of word i goes to bit i of word j. */
+static inline void
+att_transpose_bits(uint64_t m[64]) {
+    uint64_t low = 0x00000000ffffffff;
+    for (int n = 32; n > 0; n /= 2, low ^= low << n) {
+        for (int i = 0; i < 64; i = ((i | n) + 1) & ~n) {
+            const uint64_t swapped = ((m[i] >> n) ^ m[i | n]) & low;
+            m[i] ^= swapped << n;
+            m[i | n] ^= swapped;
+        }
+    }
+}
+
+enum { ATT_FEW_HIDDEN = 300 }; /* as many set bits take as long as transposing all */
+
+/* 64 keys from k on, of a mask in which keys lie side by side. */
+static inline void
+att_hidden_rows(const uint8_t *p, int64_t row, struct att_block x, int k, uint64_t of[64]) {
+    const int n = x.nk - k < 64 ? x.nk - k : 64;
+    uint64_t rows[64];
+    int n_hidden = 0;
+    for (int q = 0; q < x.nq; q++) {
+        rows[q] = att_zeros(p + q * row + k, n);
+        n_hidden += __builtin_popcountll(rows[q]);
+    }
+    if (n_hidden > ATT_FEW_HIDDEN) {
+        memcpy(of, rows, (size_t)x.nq * sizeof *of);
+        memset(of + x.nq, 0, (size_t)(64 - x.nq) * sizeof *of);
+        att_transpose_bits(of);
+        return;
+    }
+    memset(of, 0, 64 * sizeof *of);
+    for (int q = 0; n_hidden > 0 && q < x.nq; q++) {
+        for (uint64_t rest = rows[q]; rest != 0; rest &= rest - 1) {
+            of[__builtin_ctzll(rest)] |= UINT64_C(1) << q;
+        }
+    }
+}
+
+static inline void
+att_find_hidden(const struct pya_ops_attention *a, struct att_block x, struct att_hidden *hidden) {
+    const struct pya_ops_scores w = a->mask;
+    const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
+    for (int k = 0; w.q == 0 && k < x.nk; k++) {
+        hidden->of[k] = p[k * w.k] == 0 ? UINT64_MAX : 0;
+    }
+    for (int k = 0; w.q != 0 && w.k == 1 && k < x.nk; k += 64) {
+        att_hidden_rows(p, w.q, x, k, hidden->of + k);
+    }
+    for (int k = 0; w.q != 0 && w.k != 1 && k < x.nk; k++) {
+        hidden->of[k] = 0;
+        for (int q = 0; q < x.nq; q++) {
+            hidden->of[k] |= (uint64_t)(p[q * w.q + k * w.k] == 0) << q;
+        }
+    }
+}
+
+/* Does the mask hide the whole block?  Mostly its first keys tell. */
+static inline bool
+att_is_hidden(const struct pya_ops_attention *a, struct att_block x) {
+    const struct pya_ops_scores w = a->mask;
+    if (w.p == NULL) {
+        return false;
+    }
+    const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
+    for (int q = 0; q < (w.q == 0 ? 1 : x.nq); q++) {
+        for (int k = 0; k < x.nk; k++) {
+            if (p[q * w.q + k * w.k] != 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static inline void
+att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
+    struct att_hidden hidden;
+    att_find_hidden(a, x, &hidden);
+    const vr lowest = v_set((real)-INFINITY);
+    for (int k = 0; k < x.nk; k++) {
+        const uint64_t of = hidden.of[k];
+        for (int q = 0; of != 0 && q < x.nq; q += VW) {
+            v_st_where(s + k * ATT_LD + q, lowest, (unsigned)(of >> q));
+        }
+    }
+}
