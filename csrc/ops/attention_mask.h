@@ -71,7 +71,10 @@ att_find_hidden(const struct pya_ops_attention *a, struct att_block x, struct at
     for (int k = 0; w.q != 0 && w.k == 1 && k < x.nk; k += 64) {
         att_hidden_rows(p, w.q, x, k, hidden->of + k);
     }
-    for (int k = 0; w.q != 0 && w.k != 1 && k < x.nk; k++) {
+    for (int k = 0; w.q == 1 && w.k != 1 && k < x.nk; k++) {
+        hidden->of[k] = att_zeros(p + k * w.k, x.nq);
+    }
+    for (int k = 0; w.q > 1 && w.k != 1 && k < x.nk; k++) {
         hidden->of[k] = 0;
         for (int q = 0; q < x.nq; q++) {
             hidden->of[k] |= (uint64_t)(p[q * w.q + k * w.k] == 0) << q;

@@ -2,6 +2,7 @@
 /* Scores of one block, with bias and masks.  Floor 3. */
 #include "attention_mask.h"
 
+enum { ATT_STRIP = 8 };  /* queries whose biases are gathered together */
 enum { ATT_TERMS = 64 }; /* of a score, summed at once: a sum of short sums loses fewer digits */
 
 static inline void
@@ -22,11 +23,26 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
         pack_add_transposed(s, ATT_LD, p, w.q, x.nq, x.nk, (real)att_log2e);
         return;
     }
-    for (int k = 0; k < x.nk; k++) {
-        for (int q = 0; q < x.nq; q++) {
-            real *dst = s + k * ATT_LD + q;
-            *dst = r_fma((real)att_log2e, p[q * w.q + k * w.k], *dst);
+    if (w.q == 1) {
+        for (int k = 0; k < x.nk; k++) {
+            for (int q = 0; q < x.nq; q += VW) {
+                real *dst = s + k * ATT_LD + q;
+                const vr bias = v_ld_n(p + k * w.k + q, x.nq - q < VW ? x.nq - q : VW);
+                v_st(dst, v_fma(v_set((real)att_log2e), bias, v_ld(dst)));
+            }
         }
+        return;
+    }
+    for (int q = 0; q < x.nq;
+         q += ATT_STRIP) { /* as of a table (queries, keys, heads): its rows are read in order */
+        real strip[ATT_STRIP * ATT_K];
+        const int n = x.nq - q < ATT_STRIP ? x.nq - q : ATT_STRIP;
+        for (int i = 0; i < n; i++) {
+            for (int k = 0; k < x.nk; k++) {
+                strip[i * ATT_K + k] = p[(q + i) * w.q + k * w.k];
+            }
+        }
+        pack_add_transposed(s + q, ATT_LD, strip, ATT_K, n, x.nk, (real)att_log2e);
     }
 }
 

@@ -62,3 +62,14 @@ def test_masks(name, sizes, attention_isa):
 @pytest.mark.parametrize("name", MASKS)
 def test_gradients_of_a_bias_beside_a_mask(name, bias, attention_isa):
     compare(problem(B, H, H, 70, 300, 8, 8, bias), mask=MASKS[name](70, 300))
+
+
+@pytest.mark.parametrize("sizes", [(70, 300), (5, 300)], ids=str)
+def test_biases_as_tables_of_positions_store_them(sizes, attention_isa):
+    """Heads last, as T5's, and turned; the gradients' copies keep these strides."""
+    of_heads = torch.randn(*sizes, H).permute(2, 0, 1)[None]
+    turned = torch.randn(1, H, *sizes[::-1]).transpose(2, 3)
+    for bias in (of_heads, turned):
+        assert bias.clone().stride() == bias.stride()
+        compare([*problem(B, H, H, *sizes, 8, 8), bias])
+        compare([*problem(B, H, H, *sizes, 8, 8), bias], mask=turned > -1, causal=True)
