@@ -44,18 +44,16 @@ squeeze_room(const struct pya_card *card) {
 static bool
 squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
     const struct pya_card *card = arena->card;
-    size_t n_there = 0;
-    size_t n_others = 0;
-    for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0;
-         a = a->next) {
-        const size_t n = pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
-        n_there += n;
-        n_others += a == arena ? 0 : n;
+    if (card->pages.n_grained == 0) {
+        return false;
     }
-    const size_t n_lacking = n_there == 0 ? 0 : pya_ladder_stitch_lacks(arena, bytes);
+    size_t n_there = squeeze_room(card);
+    for (const struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
+        n_there += a != arena && pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
+    }
+    const size_t n_lacking = pya_ladder_stitch_lacks(arena, bytes);
     return n_lacking > 0 && /* otherwise pages are not what ran out */
-           n_lacking <= pya_arena_pool_room(arena) / PYA_PAGE &&
-           n_others + squeeze_room(card) >= n_lacking;
+           n_lacking <= pya_arena_pool_room(arena) / PYA_PAGE && n_there >= n_lacking;
 }
 
 /* Could shared pages be enough?  They save the free parts at both ends and the unused rest of the last page: less than

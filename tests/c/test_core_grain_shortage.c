@@ -99,6 +99,29 @@ test_streams_are_served_from_larger_grains(void) {
     world_fini(&world);
 }
 
+/* Smaller grains are made only of what is free elsewhere and may be taken: a request for more than that fails, and
+ * nothing was given back for it. */
+static void
+test_nothing_is_given_back_in_vain(void) {
+    enum { N_FREE = 32 * 16, N_POOL = 64 };
+    struct world world = {0};
+    pya_dptr ptr;
+    shortage_init(&world, "", 4 * GIB);
+    reserve_every_second_grain(&world, 0);
+    pya_sim_set_capacity(world.sim, 8 * GIB);
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    pool_begin(&world);
+    pya_dptr held = take(&world, N_POOL * PYA_PAGE, 0);
+    pool_end(&world);
+    pya_sim_set_capacity(world.sim, PYA_PAGE);
+    give(&world, held);
+    CHECK_EQ(reserved(&world), 4 * GIB + N_POOL * PYA_PAGE);
+    const size_t before = reserved(&world);
+    CHECK_EQ(pya_alloc(world.heap, 0, (N_FREE + N_POOL / 2) * PYA_PAGE, 0, &ptr), PYA_E_NOMEM);
+    CHECK_EQ(reserved(&world), before);
+    world_fini(&world);
+}
+
 /* Another process takes what is given back, so no smaller grains can be made: one more whole grain changes hands. */
 static void
 test_larger_grains_serve_as_they_are_where_none_can_be_made(void) {
@@ -369,6 +392,7 @@ static const struct check_case cases[] = {
     {"what_the_device_has_is_used_up", test_what_the_device_has_is_used_up},
     {"a_pools_limit_gives_nothing_back", test_a_pools_limit_gives_nothing_back},
     {"grains_serve_less_than_one", test_grains_serve_less_than_one},
+    {"nothing_is_given_back_in_vain", test_nothing_is_given_back_in_vain},
     {"streams_are_served_from_larger_grains", test_streams_are_served_from_larger_grains},
     {"larger_grains_serve_as_they_are_where_none_can_be_made",
      test_larger_grains_serve_as_they_are_where_none_can_be_made},
