@@ -64,8 +64,8 @@ pya_module_layouts(PyObject *packed) {
         char text[160];
         (void)snprintf(
             text, sizeof text,
-            "a plan has at most %d requests below 64 KiB and as many larger ones, of sizes and places that can be",
-            PYA_LAYOUT_MOST);
+            "a plan has at most %d requests below %d KiB and as many larger ones, of sizes and places that can be",
+            PYA_LAYOUT_MOST, PYA_REPEAT_FROM >> 10);
         pya_module_raise("PlanError", text);
     } else {
         return layouts;
