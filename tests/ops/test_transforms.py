@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pyalloc.errors import OpError
 from pyalloc.ops import (
     _cuda,
+    _eager,
     additive_attention,
     power_spherical_log_prob,
     power_spherical_mixture_log_prob,
@@ -350,6 +351,17 @@ def test_plain_formulas_hide_what_the_kernels_hide():
     (d_v,) = torch.autograd.grad(attend(v), v, cotangent, create_graph=True)
     (second,) = torch.autograd.grad(d_v, cotangent, v.detach())
     torch.testing.assert_close(second, right)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_attention_hides_by_all_that_is_given(causal, has_mask, has_bias):
+    q, k, v = attention()
+    bias = torch.randn(4, 5).masked_fill(torch.rand(4, 5) > 0.8, -torch.inf) if has_bias else None
+    mask = torch.rand(4, 5) > 0.4 if has_mask else None
+    right = scaled_attention(q, k, v, bias, mask, causal, 0.3, path="kernel")
+    torch.testing.assert_close(_eager.attention(q, k, v, bias, mask, causal, 0.3), right)
 
 
 def test_masked_additive_attention():
