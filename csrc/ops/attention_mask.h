@@ -61,24 +61,34 @@ att_hidden_rows(const uint8_t *p, int64_t row, struct att_block x, int k, uint64
     }
 }
 
+/* Which queries a key is hidden from; p: its byte for the first of them. */
+static inline uint64_t
+att_hidden_from(const uint8_t *p, int64_t step, int n_q) {
+    if (step == 0) {
+        return *p == 0 ? UINT64_MAX : 0;
+    }
+    if (step == 1) {
+        return att_zeros(p, n_q);
+    }
+    uint64_t bits = 0;
+    for (int q = 0; q < n_q; q++) {
+        bits |= (uint64_t)(p[q * step] == 0) << q;
+    }
+    return bits;
+}
+
 static inline void
 att_find_hidden(const struct pya_ops_attention *a, struct att_block x, struct att_hidden *hidden) {
     const struct pya_ops_scores w = a->mask;
     const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
-    for (int k = 0; w.q == 0 && k < x.nk; k++) {
-        hidden->of[k] = p[k * w.k] == 0 ? UINT64_MAX : 0;
-    }
-    for (int k = 0; w.q != 0 && w.k == 1 && k < x.nk; k += 64) {
-        att_hidden_rows(p, w.q, x, k, hidden->of + k);
-    }
-    for (int k = 0; w.q == 1 && w.k != 1 && k < x.nk; k++) {
-        hidden->of[k] = att_zeros(p + k * w.k, x.nq);
-    }
-    for (int k = 0; w.q > 1 && w.k != 1 && k < x.nk; k++) {
-        hidden->of[k] = 0;
-        for (int q = 0; q < x.nq; q++) {
-            hidden->of[k] |= (uint64_t)(p[q * w.q + k * w.k] == 0) << q;
+    if (w.q != 0 && w.k == 1) {
+        for (int k = 0; k < x.nk; k += 64) {
+            att_hidden_rows(p, w.q, x, k, hidden->of + k);
         }
+        return;
+    }
+    for (int k = 0; k < x.nk; k++) {
+        hidden->of[k] = att_hidden_from(p + k * w.k, w.q, x.nq);
     }
 }
 
