@@ -538,8 +538,8 @@ def test_gradients_that_backward_is_making_are_not_old(record: Record) -> None:
 
 @pytest.mark.torch
 def test_a_generator_waits_for_its_critics_second_pass(record: Record) -> None:
-    """Its passes are no evaluation, though the critic keeps more, for real input even to the next step."""
-    path = record(
+    """Its passes are no evaluation; the critic's is one, for real input, which it keeps to the next step."""
+    program = (
         LAYERS
         + """
     encoder, decoder, critic = layers(3, 512), layers(3, 512), layers(4, 512)
@@ -551,10 +551,16 @@ def test_a_generator_waits_for_its_critics_second_pass(record: Record) -> None:
         judges.zero_grad()
         (critic(x).mean() - critic(y.detach()).mean()).backward()
         judges.step()
-        real, made = critic(x), critic(y)
+        real, made = CALL(x), critic(y)
         generates.zero_grad()
         (made - real.detach()).square().mean().backward()
         generates.step()
 """
     )
-    assert "no_grad" not in kinds(path)
+    before = record(program.replace("CALL", "critic"))
+    found, peak = kinds(before)["no_grad"], trace.analyse(before).totals["peak_bytes"]
+    assert found.text.startswith("A forward pass keeps 64.0 MiB")
+    after = record(program.replace("CALL", "torch.no_grad()(critic)"))
+    fell = peak - trace.analyse(after).totals["peak_bytes"]
+    assert 0.5 * fell <= (found.saved_bytes or 0) <= 1.02 * fell
+    assert "no_grad" not in kinds(after)
