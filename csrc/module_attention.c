@@ -70,7 +70,7 @@ rule_has_one_key(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS
     return n[1][2] == 1 && n[0][2] >= r->one_key_queries && n[0][3] >= r->one_key_head;
 }
 
-/* Is torch's kernel the faster one if autograd sees the call?  Not of empty tensors: no kernel has anything to compute. */
+/* Is torch's kernel the faster one if ours is not called from here?  Not of empty tensors: no kernel has anything to compute. */
 static bool
 rule_is_little(const struct rule *r, const long long n[RULE_TENSORS][RULE_DIMS]) {
     const long long *q = n[0];
@@ -148,12 +148,6 @@ rule_is_refused(const struct rule_args *c) {
     const bool is_turned =
         c->causal == Py_True && c->scale != Py_None && !(PyFloat_AsDouble(c->scale) > 0);
     return c->tensors[RULE_BIAS] != Py_None || c->tensors[RULE_MASK] != Py_None || is_turned;
-}
-
-/* Is torch's kernel the faster one for such a call of no bias or mask? */
-static bool
-rule_prefers_torchs(const struct rule *r, const struct rule_args *c) {
-    return rule_has_one_key(r, c->n);
 }
 
 static PyObject *
@@ -237,7 +231,7 @@ rule_serve(struct rule *r, struct rule_args *c, PyObject **info) {
     const bool is_refused = rule_is_refused(c);
     *info = r->part[RULE_BY_US];
     PyObject *out = NULL;
-    if (has_views && (is_refused || !rule_prefers_torchs(r, c))) {
+    if (has_views && (is_refused || !rule_has_one_key(r, c->n))) {
         out = pya_rule_by_us(r, c);
     }
     if (out != NULL || PyErr_Occurred() != NULL || is_refused) {

@@ -43,7 +43,7 @@ enum rule_part {
     RULE_THREADS, /* (multiply-adds): how many threads to use */
     RULE_FORWARD, /* (): the address of pyalloc's kernel */
     RULE_BACKWARD,
-    /* (q, k, v, bias, mask, causal, scale, (result, statistics)): the result, recorded by autograd */
+    /* (q, k, v, bias, mask, (result, statistics, causal, scale)): the result, recorded by autograd */
     RULE_RECORD,
     RULE_PARTS,
 };
@@ -92,20 +92,6 @@ rule_says(PyObject *function, PyObject *wanted) {
 static inline bool
 rule_records(const struct rule *r) {
     return rule_says(r->part[RULE_GRAD_MODE], Py_True);
-}
-
-static inline bool
-rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
-    if (!rule_records(r)) {
-        return false;
-    }
-    for (int i = 0; i < RULE_MASK; i++) {
-        PyObject *x = c->tensors[i];
-        if (x != Py_None && rule_has(x, r->names[RULE_REQUIRES_GRAD], Py_True)) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* The sizes of the queries, keys and values, of which there are views.  False: they are not for C. */

@@ -135,7 +135,7 @@ pya_rule_run(struct rule *r, bool is_backward, struct pya_ops_attention *a) {
     return status == 0; /* else out of memory, or arguments that do not fit */
 }
 
-/* NULL, with or without an exception.  *stats NULL: no statistics are wanted; else set to a new reference with the result. */
+/* NULL, with or without an exception.  stats NULL: none are wanted; else *stats is a new reference, if the result is. */
 static PyObject *
 rule_compute(struct rule *r, struct pya_ops_attention *a, PyObject **stats) {
     const long long of_out[RULE_DIMS] = {a->n_b, a->n_h, a->n_q, a->dim_v};
@@ -192,6 +192,20 @@ rule_record(struct rule *r, const struct rule_args *c, struct pya_ops_attention 
     Py_DECREF(out);
     Py_DECREF(stats);
     return recorded;
+}
+
+static bool
+rule_asks_gradient(const struct rule *r, const struct rule_args *c) {
+    if (!rule_records(r)) {
+        return false;
+    }
+    for (int i = 0; i < RULE_MASK; i++) {
+        PyObject *x = c->tensors[i];
+        if (x != Py_None && rule_has(x, r->names[RULE_REQUIRES_GRAD], Py_True)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 PyObject *

@@ -22,9 +22,8 @@ class Uses:
         self.n_steps = 0
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
-        self.with_gradients: set[int] = (
-            set()
-        )  # models that have had some, when an optimizer stepped
+        # Models that have had some, when an optimizer stepped.
+        self.with_gradients: set[int] = set()
         self.unstepped: dict[int, _Gradient] = {}  # by parameter: its gradient at the last step
 
     def begin(self, root: Any) -> None:

@@ -354,8 +354,6 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        forms = _transformable_backward, _backward_kernel, "scaled_attention_backward"
-        backward = choose_backward((grad,), *forms)
         return _gradients(ctx, backward, grad)
 
 

@@ -25,7 +25,8 @@ HAS_VECTORS = has_vectors()
 _ONE_KEY_QUERIES = 5
 _ONE_KEY_HEAD = 96
 # With less work too, if autograd or anything else sees the call and C is shown no tensors. Work is
-# batch * heads * (_WORK_OF_HEAD + queries * keys * (head size + _WORK_OF_SCORE)).
+# batch * heads * (_WORK_OF_HEAD + queries * keys * (head size + _WORK_OF_SCORE)). Found by
+# `python -m benchmarks.ops.dispatch`.
 _LITTLE_WORK = 160_000
 _WORK_OF_HEAD = 4096
 _WORK_OF_SCORE = 32

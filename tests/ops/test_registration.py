@@ -265,6 +265,22 @@ def declined(monkeypatch):
         monkeypatch.setattr(module, "is_plain", lambda args: False)
 
 
+def mixture_backward(needs):
+    return lambda value, loc, scale, weights: (
+        ops.power_spherical_mixture_log_prob_backward,
+        (
+            torch.randn(6, 4),
+            torch.randn(6, 4),
+            value,
+            loc.transpose(0, 1),
+            scale.t(),
+            weights.t(),
+            False,
+            needs,
+        ),
+    )
+
+
 REGISTERED = {
     "log_prob": lambda value, *rest: (
         ops.power_spherical_log_prob_backward,
@@ -274,32 +290,8 @@ REGISTERED = {
         ops.power_spherical_log_prob_backward,
         (torch.randn(6, 3, 4), value[:, 0], *rest, False, [True, False, True]),
     ),
-    "mixture": lambda value, loc, scale, weights: (
-        ops.power_spherical_mixture_log_prob_backward,
-        (
-            torch.randn(6, 4),
-            torch.randn(6, 4),
-            value,
-            loc.transpose(0, 1),
-            scale.t(),
-            weights.t(),
-            False,
-            [True] * 4,
-        ),
-    ),
-    "mixture, some": lambda value, loc, scale, weights: (
-        ops.power_spherical_mixture_log_prob_backward,
-        (
-            torch.randn(6, 4),
-            torch.randn(6, 4),
-            value,
-            loc.transpose(0, 1),
-            scale.t(),
-            weights.t(),
-            False,
-            [False, True, False, True],
-        ),
-    ),
+    "mixture": mixture_backward([True] * 4),
+    "mixture, some": mixture_backward([False, True, False, True]),
     "additive": lambda *inputs: (
         ops.additive_attention_backward,
         (torch.randn(2, 3, 6), None, torch.rand(2, 3, 5), *inputs, None, [True] * 4),
