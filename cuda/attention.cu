@@ -18,7 +18,8 @@ pya_attention_forward(struct pya_ops_attention a) {
     float out[MAX_WIDE][4][4] = {};
     float top[4] = {-1e37f, -1e37f, -1e37f, -1e37f};
     float sum[4] = {};
-    for (long long k0 = 0; k0 < end; k0 += SMALL) {
+    const struct key_range seen = seen_keys<SMALL, THREADS>(a, b, h, end);
+    for (long long k0 = seen.first; k0 < seen.end; k0 += SMALL) {
         float s[4][4];
         small_multiply(
             s, head_rows(a.q, b, h, q0, a.n_q - q0), head_rows(a.k, b, kv, k0, a.n_k - k0),
@@ -168,7 +169,8 @@ pya_attention_backward_q(struct pya_ops_attention a) {
     const long long kv = h / (a.n_h / a.n_kv);
     const long long end = a.causal && q0 + SMALL < a.n_k ? q0 + SMALL : a.n_k;
     float d[4][4] = {};
-    for (long long k0 = 0; k0 < end; k0 += SMALL) {
+    const struct key_range seen = seen_keys<SMALL, THREADS>(a, b, h, end);
+    for (long long k0 = seen.first; k0 < seen.end; k0 += SMALL) {
         float p[4][4];
         float ds[4][4];
         backward_block(a, b, h, q0, k0, p, ds);
@@ -201,6 +203,9 @@ backward_keys(const struct pya_ops_attention &a, bool of_value) {
     const long long group = a.n_h / a.n_kv;
     float d[4][4] = {};
     for (long long h = kv * group; h < (kv + 1) * group; h++) {
+        if (!may_see<THREADS>(a, b, h, k0, SMALL)) {
+            continue;
+        }
         for (long long q0 = a.causal ? k0 : 0; q0 < a.n_q; q0 += SMALL) {
             float p[4][4];
             float ds[4][4];
@@ -252,6 +257,9 @@ pya_attention_backward_bias(struct pya_ops_attention a) {
         for (long long h = o.h != 0 ? h1 : 0; h < (o.h != 0 ? h1 + 1 : a.n_h); h++) {
             for (long long q0 = q1; q0 < (o.q != 0 ? q1 + 1 : a.n_q); q0 += SMALL) {
                 for (long long k0 = k1; k0 < (o.k != 0 ? k1 + 1 : a.n_k); k0 += SMALL) {
+                    if (!may_see<THREADS>(a, b, h, k0, SMALL)) {
+                        continue;
+                    }
                     float p[4][4];
                     float ds[4][4];
                     backward_block(a, b, h, q0, k0, p, ds);

@@ -36,6 +36,60 @@ is_beyond(const struct pya_ops_attention &a, long long q, long long k) {
     return q >= a.n_q || k >= a.n_k || (a.causal && k > q);
 }
 
+/* Is there a mask, the same for all queries?  Padding of keys is. */
+static __device__ inline bool
+hides_keys(const struct pya_ops_attention &a) {
+    return a.mask.p != 0 && (a.mask.q == 0 || a.n_q == 1);
+}
+
+/* Does such a mask show any of n keys from k on?  All of a block's threads call this. */
+template <int N_THREADS>
+static __device__ inline bool
+shows_any(const struct pya_ops_attention &a, long long b, long long h, int k, int n) {
+    const unsigned char *p = (const unsigned char *)a.mask.p + score_at(a.mask, b, h, 0, k);
+    int shown = 0;
+    for (int i = threadIdx.x; i < n; i += N_THREADS) {
+        shown |= p[i * a.mask.k];
+    }
+    return __syncthreads_or(shown) != 0;
+}
+
+struct key_range {
+    int first, end;
+};
+
+/* The keys before `end` that a head's queries go through, by tiles, of which there is at least one: without those that
+ * padding hides at either end.  Many are looked at at once, then few, because each look waits for memory. */
+template <int TILE, int N_THREADS>
+static __device__ inline struct key_range
+seen_keys(const struct pya_ops_attention &a, long long b, long long h, long long end) {
+    struct key_range r = {0, (int)end};
+    if (!hides_keys(a)) {
+        return r;
+    }
+#pragma unroll 1
+    for (int n = 8 * TILE; n >= TILE; n /= 8) {
+        while (n < r.end && !shows_any<N_THREADS>(a, b, h, r.end - n, n)) {
+            r.end -= n;
+        }
+    }
+#pragma unroll 1
+    for (int n = 8 * TILE; n >= TILE; n /= 8) {
+        while (r.first + n < r.end && !shows_any<N_THREADS>(a, b, h, r.first, n)) {
+            r.first += n;
+        }
+    }
+    return r;
+}
+
+/* May a query see one of n keys from k on, as far as padding decides? */
+template <int N_THREADS>
+static __device__ inline bool
+may_see(const struct pya_ops_attention &a, long long b, long long h, long long k, int n) {
+    return !hides_keys(a) ||
+           shows_any<N_THREADS>(a, b, h, (int)k, (int)(a.n_k - k < n ? a.n_k - k : n));
+}
+
 /* The factor from a dot product to a score. */
 static __device__ inline float
 score_scale(const struct pya_ops_attention &a) {

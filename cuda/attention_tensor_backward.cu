@@ -97,7 +97,7 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
     const struct att_lane l = att_lane();
     const int q0 = att_first_query(a, block.part);
     const long long kv = block.h / (a.n_h / a.n_kv);
-    const int end = (int)(a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k);
+    const long long end = a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k;
     const struct att_side keys = att_side(a.k, block.b, kv, a.n_k, a.dim);
     const struct att_side values = att_side(a.v, block.b, kv, a.n_k, a.dim_v);
     float *grad_tile = room + ATT_ROWS * D;
@@ -108,8 +108,13 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
     att_load<D, ATT_ROWS>(room, att_from(att_side(a.q, block.b, block.h, a.n_q, a.dim), q0));
     att_load<D, ATT_ROWS>(
         grad_tile, att_from(att_side(a.grad, block.b, block.h, a.n_q, a.dim_v), q0));
-    att_load<D, ATT_SPAN>(key_tiles, keys);
-    att_load<D, ATT_SPAN>(value_tile, values);
+    struct key_range seen = {0, (int)end};
+    if (!a.owns_bias) { /* its gradient is stored for hidden keys, too */
+        seen = seen_keys<ATT_SPAN, ATT_THREADS>(a, block.b, block.h, end);
+    }
+    att_load<D, ATT_SPAN>(
+        key_tiles + seen.first / ATT_SPAN % 2 * (ATT_SPAN * D), att_from(keys, seen.first));
+    att_load<D, ATT_SPAN>(value_tile, att_from(values, seen.first));
     async_commit();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -120,12 +125,12 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
         of[r].delta = att_make_delta(a, block.b, block.h, q);
     }
 #pragma unroll 1
-    for (int k0 = 0; k0 < end; k0 += ATT_SPAN) {
+    for (int k0 = seen.first; k0 < seen.end; k0 += ATT_SPAN) {
         const int next = k0 + ATT_SPAN;
         const float *tile = key_tiles + k0 / ATT_SPAN % 2 * (ATT_SPAN * D);
         async_wait<0>();
         __syncthreads();
-        if (next < end) {
+        if (next < seen.end) {
             att_load<D, ATT_SPAN>(
                 key_tiles + next / ATT_SPAN % 2 * (ATT_SPAN * D), att_from(keys, next));
             async_commit();
@@ -137,7 +142,7 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
         att_fetch_bias<false, N>(bias, a, at);
         att_pairs_two<D>(p, room, tile, (int)a.dim, ds, grad_tile, value_tile, (int)a.dim_v);
         __syncthreads();
-        if (next < end) {
+        if (next < seen.end) {
             att_load<D, ATT_SPAN>(value_tile, att_from(values, next));
             async_commit();
         }
@@ -197,7 +202,10 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
     const int k0 = (int)block.part * ATT_ROWS;
     const int first = a.causal ? k0 : 0;
     const int n_tiles = first < a.n_q ? ((int)a.n_q - first + ATT_SPAN - 1) / ATT_SPAN : 0;
-    const int n = n_tiles * (int)(a.n_h / a.n_kv);
+    const int group = (int)(a.n_h / a.n_kv);
+    const bool is_seen = (a.mask.h != 0 && group > 1) || /* these heads may see others */
+                         may_see<ATT_THREADS>(a, b, kv * group, k0, ATT_ROWS);
+    const int n = is_seen ? n_tiles * group : 0;
     const int dim = (int)a.dim;
     const int dim_v = (int)a.dim_v;
     float *values = room + ATT_ROWS * D;
@@ -333,7 +341,9 @@ att_backward_bias(const struct pya_ops_attention &a, float *room) {
             for (int q0 = q1; q0 < q_end; q0 += ATT_ROWS) {
                 const int seen = a.causal && q0 + ATT_ROWS < k_end ? q0 + ATT_ROWS : k_end;
                 for (int k0 = k1; k0 < seen; k0 += ATT_SPAN) {
-                    att_add_bias<D>(sum, a, room, b, h, q0, k0);
+                    if (may_see<ATT_THREADS>(a, b, h, k0, ATT_SPAN)) {
+                        att_add_bias<D>(sum, a, room, b, h, q0, k0);
+                    }
                 }
             }
         }

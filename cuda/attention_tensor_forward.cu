@@ -48,21 +48,23 @@ att_forward(const struct pya_ops_attention &a, float *room) {
     const struct head_part block = block_head_part((a.n_q + ATT_ROWS - 1) / ATT_ROWS, a.n_h);
     const int q0 = att_first_query(a, block.part);
     const long long kv = block.h / (a.n_h / a.n_kv);
-    const int end = (int)(a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k);
+    const long long end = a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k;
     const struct att_side keys = att_side(a.k, block.b, kv, a.n_k, a.dim);
     const struct att_side values = att_side(a.v, block.b, kv, a.n_k, a.dim_v);
     float *tiles = room + ATT_ROWS * D;
     float out[D / 32][4][4] = {};
     struct att_running run = {{-1e37f, -1e37f}, {}};
     att_load<D, ATT_ROWS>(room, att_from(att_side(a.q, block.b, block.h, a.n_q, a.dim), q0));
-    att_load<D, KEYS>(tiles, keys);
-    att_load<D, KEYS>(tiles + KEYS * D, values);
+    const struct key_range seen = seen_keys<KEYS, ATT_THREADS>(a, block.b, block.h, end);
+    float *first = tiles + seen.first / KEYS % 2 * (2 * KEYS * D);
+    att_load<D, KEYS>(first, att_from(keys, seen.first));
+    att_load<D, KEYS>(first + KEYS * D, att_from(values, seen.first));
     async_commit();
 #pragma unroll 1
-    for (int k0 = 0; k0 < end; k0 += KEYS) {
+    for (int k0 = seen.first; k0 < seen.end; k0 += KEYS) {
         async_wait<0>();
         __syncthreads();
-        if (k0 + KEYS < end) {
+        if (k0 + KEYS < seen.end) {
             float *next = tiles + (k0 / KEYS + 1) % 2 * (2 * KEYS * D);
             att_load<D, KEYS>(next, att_from(keys, k0 + KEYS));
             att_load<D, KEYS>(next + KEYS * D, att_from(values, k0 + KEYS));

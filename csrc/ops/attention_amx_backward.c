@@ -229,10 +229,8 @@ amx_backward_pass(
         }
     }
     for (head.k0 = r->k0; head.k0 < r->k1; head.k0 += AMX_K) {
+        bool is_loaded = false;
         head.nk = (int)(r->k1 - head.k0 < AMX_K ? r->k1 - head.k0 : AMX_K);
-        if (!amx_backward_load_keys(a, w, head, r)) {
-            return false;
-        }
         if (is_whole && r->want_kv) {
             att_keys_clear(&w->sums, head.nk);
         }
@@ -241,10 +239,15 @@ amx_backward_pass(
             const ptrdiff_t there = att_visible(a, x) - head.k0;
             x.k0 = head.k0;
             x.nk = (int)(there < head.nk ? there : head.nk);
-            if (there > 0) {
-                const ptrdiff_t first = is_whole ? 0 : head.k0 - r->k0;
-                amx_backward_block(a, w, &w->block[i - i0], x, r, first);
+            if (there <= 0 || att_is_hidden(a, x)) {
+                continue;
             }
+            if (!is_loaded && !amx_backward_load_keys(a, w, head, r)) {
+                return false;
+            }
+            is_loaded = true;
+            const ptrdiff_t first = is_whole ? 0 : head.k0 - r->k0;
+            amx_backward_block(a, w, &w->block[i - i0], x, r, first);
         }
         if (is_whole && r->want_kv) {
             att_write_keys(a, &w->sums, head, head.k0 + head.nk);

@@ -30,6 +30,7 @@ struct amx_forward_item {
     real *sum;           /* [ATT_Q]: of this block of keys alone; sums of sums lose fewer digits */
     int lanes, n_chunks; /* of whole tiles: queries, and 32 keys each */
     uint32_t seed;       /* of dropout */
+    bool is_first;       /* of its block of queries */
     int k, q; /* which probabilities are to be computed next: those of keys k and k + 16 */
 };
 
@@ -150,7 +151,7 @@ amx_forward_weigh(struct amx_forward_item *i, real *added, struct amx_beside *be
         for (int q = 0; q < i->x.nq; q += VW) {
             real *o = i->block->r.ot + d * ATT_LD + q;
             const vr more = v_ld(added + d * ATT_LD + q);
-            v_st(o, i->x.k0 > 0 ? v_fma(v_ld(o), v_ld(i->shrink + q), more) : more);
+            v_st(o, i->is_first ? more : v_fma(v_ld(o), v_ld(i->shrink + q), more));
         }
     }
 }
@@ -245,23 +246,28 @@ amx_forward_blocks(
     struct amx_forward_item *now = NULL;
     struct amx_forward_item *last = NULL;
     int n = 0;
+    int n_keys = 0;
     for (; head.k0 < end; head.k0 += AMX_K) {
-        struct amx_forward_keys *keys = &w->keys[head.k0 / AMX_K % 3];
+        struct amx_forward_keys *keys = &w->keys[n_keys % 3];
+        bool is_loaded = false;
         head.nk = (int)(end - head.k0 < AMX_K ? end - head.k0 : AMX_K);
-        if (!amx_forward_load(a, w, keys, head)) {
-            return false;
-        }
         for (ptrdiff_t i = i0; i < i1; i++) {
             struct amx_forward_item *next = &w->item[n];
             next->x = att_block_of_group(a, head.b, head.h, i, 0, (ptrdiff_t)a->n_q);
             const ptrdiff_t there = att_visible(a, next->x) - head.k0;
-            if (there <= 0) {
-                continue;
-            }
-            next->a = a;
             next->x.k0 = head.k0;
             next->x.nk = (int)(there < head.nk ? there : head.nk);
+            if (there <= 0 || att_is_hidden(a, next->x)) {
+                continue;
+            }
+            if (!is_loaded && !amx_forward_load(a, w, keys, head)) {
+                return false;
+            }
+            is_loaded = true;
+            next->a = a;
             next->block = &w->block[i - i0];
+            next->is_first = !next->block->r.has_begun;
+            next->block->r.has_begun = true;
             next->seed = att_seed(a, next->x);
             next->keys = keys;
             next->lanes = (int)pack_round(next->x.nq, AMX_ROWS);
@@ -273,6 +279,7 @@ amx_forward_blocks(
             now = next;
             n = (n + 1) % 3;
         }
+        n_keys += is_loaded;
     }
     amx_forward_advance(w, NULL, now, last);
     amx_forward_advance(w, NULL, NULL, now);

@@ -10,6 +10,7 @@ struct backward_scratch {
     real *q, *grad; /* the same in rows, as far apart as those of sums */
     real *s, *dp;   /* [ATT_K][ATT_LD] */
     real *dqt;      /* [dim][ATT_LD] */
+    bool has_begun; /* else dqt holds nothing yet: the first product overwrites it */
     struct att_rows rows;
     bool once; /* each key meets one block of queries: its gradients are complete after that */
     struct att_keys sums; /* of the unit's keys, or if once of a block */
@@ -71,6 +72,17 @@ backward_scores(const struct pya_ops_attention *a, struct backward_scratch *w, s
     }
 }
 
+/* The block's queries see none of its keys. */
+static void
+backward_hidden(
+    const struct pya_ops_attention *a, struct backward_scratch *w, struct att_block x,
+    const struct att_range *r) {
+    if (w->once && r->want_kv) {
+        att_keys_clear(&w->sums, x.nk);
+        att_write_keys(a, &w->sums, x, x.k0 + x.nk);
+    }
+}
+
 static void
 backward_block(
     const struct pya_ops_attention *a, struct backward_scratch *w, struct att_block x,
@@ -78,9 +90,8 @@ backward_block(
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
     const int d = (int)a->dim;
     const int dv = (int)a->dim_v;
-    const bool is_first =
-        x.k0 == r->k0 || w->once || a->d_bias.p != NULL; /* writes what others add to */
-    if (!is_first && att_is_hidden(a, x)) {
+    if (att_is_hidden(a, x)) {
+        backward_hidden(a, w, x, r);
         return;
     }
     att_scores(a, x, w->qt, w->s);
@@ -95,8 +106,9 @@ backward_block(
     if (r->want_q && a->d_q.p != NULL) {
         struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), 1, a->k.s};
         struct pya_tile_b ds = {w->dp, ATT_LD};
-        struct pya_tile_c dst = {w->dqt, ATT_LD, x.k0 > r->k0};
+        struct pya_tile_c dst = {w->dqt, ATT_LD, w->has_begun};
         tile_multiply(d, x.nq, x.nk, keys, ds, dst);
+        w->has_begun = true;
     }
     if (r->want_kv) {
         const ptrdiff_t k = w->once ? 0 : x.k0 - r->k0;
@@ -122,21 +134,19 @@ backward_queries(
     const ptrdiff_t visible = att_visible(a, x);
     const ptrdiff_t end = r->k1 < visible ? r->k1 : visible;
     backward_load_queries(a, w, x);
-    if (end <= r->k0) { /* else the first block overwrites */
-        memset(w->dqt, 0, (size_t)(d * ATT_LD) * sizeof(real));
-    }
+    w->has_begun = false;
     for (x.k0 = r->k0; x.k0 < end; x.k0 += ATT_K) {
         x.nk = (int)(end - x.k0 < ATT_K ? end - x.k0 : ATT_K);
         backward_block(a, w, x, r);
     }
-    if (w->once && r->want_kv) { /* no query sees the keys from end on */
-        for (x.k0 = end > r->k0 ? end : r->k0; x.k0 < r->k1; x.k0 += ATT_K) {
-            const ptrdiff_t n = r->k1 - x.k0 < ATT_K ? r->k1 - x.k0 : ATT_K;
-            att_keys_clear(&w->sums, n);
-            att_write_keys(a, &w->sums, x, x.k0 + n);
-        }
+    for (x.k0 = end > r->k0 ? end : r->k0; x.k0 < r->k1; x.k0 += ATT_K) {
+        x.nk = (int)(r->k1 - x.k0 < ATT_K ? r->k1 - x.k0 : ATT_K);
+        backward_hidden(a, w, x, r);
     }
     if (r->want_q && a->d_q.p != NULL) {
+        if (!w->has_begun) {
+            memset(w->dqt, 0, (size_t)(d * ATT_LD) * sizeof(real));
+        }
         att_write_queries(a, w->dqt, x);
     }
 }

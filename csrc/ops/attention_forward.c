@@ -68,8 +68,7 @@ forward_softmax_lanes(
         v_st(top, best[j]);
         v_st(total, v_fma(v_ld(total), shrink[j], sum[j]));
     }
-    /* the first block has nothing to rescale: its product overwrites */
-    for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
+    for (ptrdiff_t d = 0; d < dim_v && w->r.has_begun; d++) {
         for (int j = 0; j < nv; j++) {
             real *o = w->r.ot + d * ATT_LD + q + j * VW;
             v_st(o, v_mul(v_ld(o), shrink[j]));
@@ -110,7 +109,7 @@ forward_start(const struct pya_ops_attention *a, struct forward_scratch *w, stru
 static void
 forward_keys(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
-    if (x.k0 > 0 && att_is_hidden(a, x)) { /* the first one overwrites */
+    if (att_is_hidden(a, x)) {
         return;
     }
     att_scores(a, x, w->qt, w->s);
@@ -120,8 +119,9 @@ forward_keys(const struct pya_ops_attention *a, struct forward_scratch *w, struc
     }
     struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), 1, a->v.s};
     struct pya_tile_b p = {w->s, ATT_LD};
-    struct pya_tile_c dst = {w->r.ot, ATT_LD, x.k0 > 0};
+    struct pya_tile_c dst = {w->r.ot, ATT_LD, w->r.has_begun};
     tile_multiply((int)a->dim_v, x.nq, x.nk, values, p, dst);
+    w->r.has_begun = true;
 }
 
 static struct att_block

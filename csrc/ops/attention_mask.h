@@ -92,11 +92,11 @@ att_find_hidden(const struct pya_ops_attention *a, struct att_block x, struct at
     }
 }
 
-/* Does the mask hide the whole block?  Mostly its first keys tell. */
+/* May the block be left out, because the mask hides all of it?  Mostly its first keys tell. */
 static inline bool
 att_is_hidden(const struct pya_ops_attention *a, struct att_block x) {
     const struct pya_ops_scores w = a->mask;
-    if (w.p == NULL) {
+    if (!att_may_skip(a)) {
         return false;
     }
     const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);

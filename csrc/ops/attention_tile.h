@@ -58,13 +58,19 @@ att_causal_end(const struct pya_ops_attention *a, struct att_block x) {
     return a->causal && end < (ptrdiff_t)a->n_k ? end : (ptrdiff_t)a->n_k;
 }
 
+/* May blocks be left out that a mask hides?  Not if the gradient of the bias is yet to be written there. */
+static inline bool
+att_may_skip(const struct pya_ops_attention *a) {
+    return a->mask.p != NULL && (a->d_bias.p == NULL || a->d_bias_add != 0);
+}
+
 /* Number of keys, one at least, that the block can see: the same without those at the end that a mask hides from all queries, as
- * the padding of a batch.  A gradient of the bias that nobody has cleared needs them all. */
+ * the padding of a batch. */
 static inline ptrdiff_t
 att_visible(const struct pya_ops_attention *a, struct att_block x) {
     const struct pya_ops_scores w = a->mask;
     ptrdiff_t end = att_causal_end(a, x);
-    if (w.p == NULL || w.q != 0 || (a->d_bias.p != NULL && a->d_bias_add == 0)) {
+    if (w.q != 0 || !att_may_skip(a)) {
         return end;
     }
     const uint8_t *p = (const uint8_t *)w.p + x.b * w.b + x.h * w.h;

@@ -1,11 +1,14 @@
 #pragma once
 /* The end of attention's forward: results and statistics of one block of queries.  Floor 2. */
+#include <string.h>
+
 #include "attention_tile.h"
 
 /* Of one block of queries. */
 struct att_result {
     real *ot; /* [dim_v][ATT_LD]: sums of values, not yet divided by the sum of probabilities */
     real *top, *sum; /* [ATT_Q]: largest score, and sum of the unnormalised probabilities */
+    bool has_begun;  /* else ot holds nothing yet: the first product overwrites it */
 };
 
 static inline void
@@ -21,11 +24,15 @@ att_result_clear(struct att_result *w) {
         w->top[q] = ATT_LEAST_TOP;
         w->sum[q] = 0;
     }
+    w->has_begun = false;
 }
 
 static inline void
 att_result_write(const struct pya_ops_attention *a, struct att_result *w, struct att_block x) {
     real *top = a->stats == NULL ? NULL : att_tops(a, x);
+    if (!w->has_begun) { /* the mask hides all keys */
+        memset(w->ot, 0, (size_t)a->dim_v * ATT_LD * sizeof(real));
+    }
     for (int q = 0; q < x.nq; q += VW) {
         const vr sum = v_ld(w->sum + q);
         const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */

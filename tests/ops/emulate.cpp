@@ -30,6 +30,7 @@ struct alignas(16) float4 {
 };
 static float emu_shuffle(float x, int mask);
 static void emu_barrier();
+static int emu_barrier_or(int x);
 static float *emu_dynamic();
 static void tf32_multiply(float c[4], const float a[4], const float b[2]);
 static void half_multiply(float c[4], const unsigned a[4], const unsigned b[2]);
@@ -58,6 +59,7 @@ template <class T> static T emu_load_shared(const T *from);
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __syncthreads() emu_barrier()
+#define __syncthreads_or(x) emu_barrier_or(x)
 #define __fmul_rn(x, y) ((x) * (y))
 #define __threadfence()
 #define __syncwarp()

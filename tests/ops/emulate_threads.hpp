@@ -17,6 +17,8 @@ struct fiber {
     bool started, done;
     unsigned barriers; // reached so far
     unsigned shuffles;
+    unsigned votes;
+    bool vote[2];
     std::vector<std::vector<copy>> groups; // of copies in flight; the last group is open
 };
 static std::vector<fiber> fibers;
@@ -63,6 +65,20 @@ emu_barrier() {
     const emulating here;
     fibers[current].barriers++;
     emu_yield();
+}
+
+// Others may read a vote until the barrier after this one, so there is room for two.
+static int
+emu_barrier_or(int x) {
+    const unsigned turn = fibers[current].votes++ % 2;
+    {
+        const emulating here;
+        fibers[current].vote[turn] = x != 0;
+    }
+    emu_barrier();
+    const emulating here;
+    return std::any_of(
+        fibers.begin(), fibers.end(), [=](const fiber &one) { return one.vote[turn]; });
 }
 
 // What all lanes of the warp passed, once all have arrived.
@@ -230,7 +246,7 @@ emu_block(unsigned n_threads) {
     fibers.resize(n_threads);
     for (fiber &f : fibers) {
         f.started = f.done = false;
-        f.barriers = f.shuffles = 0;
+        f.barriers = f.shuffles = f.votes = 0;
         f.groups.assign(1, {});
         f.stack.resize(STACK);
         getcontext(&f.context);

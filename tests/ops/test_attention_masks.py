@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .attention_cases import compare, problem
+from .attention_cases import compare, kernel, problem, results
 
 B, H = 2, 2
 
@@ -56,6 +56,22 @@ def test_masks(name, sizes, attention_isa):
     tensors = problem(B, H, 1, *sizes, 8, 8)
     compare(tensors, mask=mask)
     compare(tensors, mask=mask, causal=True)
+
+
+@pytest.mark.parametrize("sizes", [(70, 400), (200, 400)], ids=str)
+@pytest.mark.parametrize("at_end", [True, False])
+def test_hidden_blocks_are_not_read(at_end, sizes, attention_isa):
+    """Whatever they hold changes nothing."""
+    n_q, n_k = sizes
+    tensors, grad = problem(B, H, 1, *sizes, 8, 8), torch.randn(B, H, n_q, 8)
+    mask = padding(n_k, at_end)
+    for m in (mask, mask.repeat(1, 1, n_q, 1), mask.transpose(0, 1)):
+        right = results(kernel, tensors, grad, mask=m)
+        sides = [x.clone() for x in tensors[1:3]]
+        for x in sides:
+            x[:, :, slice(256, None) if at_end else slice(0, 256)] = torch.nan
+        found = results(kernel, [tensors[0], *sides], grad, mask=m)
+        assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))
 
 
 @pytest.mark.parametrize("bias", [(B, H, 70, 300), (1, H, 1, 300)], ids=str)

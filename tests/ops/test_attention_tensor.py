@@ -54,6 +54,35 @@ def test_masks_and_queries_that_see_nothing(of, dim, device):
     assert not any(x[0].any() for x in (out, d_q, d_k, d_bias))
 
 
+# heads of at most 64 and of at most 128 numbers on tensor cores, the last on the plain kernels; a bias of which scores
+# share nothing gets its gradient with that of the queries
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize(
+    ("dim", "heads", "bias"),
+    [(8, 2, None), (8, 1, (2, 1, 33, 600)), (72, 2, (33, 600)), (136, 2, (600,))],
+    ids=str,
+)
+def test_padding(dim, heads, bias, at_end, device):
+    """Tiles of keys that it hides are not read: whatever they hold changes nothing."""
+    tensors = cases.problem(2, heads, 1, 33, 600, dim, 8, bias)
+    distance = torch.arange(600) if at_end else torch.arange(600).flip(0)
+    lengths = torch.tensor([200, 5])
+    mask = (distance < lengths[:, None])[:, None, None]
+    cases.compare(tensors, mask=mask)
+    if bias is None:
+        cases.compare(tensors, mask=mask.transpose(0, 1), causal=True)  # a length for each head
+        cases.compare(tensors, mask=mask & False)
+    if bias == (2, 1, 33, 600):
+        return
+    grad = torch.randn(2, heads, 33, 8)
+    right = gradients(tensors, grad, mask=mask)
+    for i, n in enumerate((lengths + 64).tolist()):
+        hidden = slice(n, None) if at_end else slice(0, 600 - n)
+        for x in tensors[1:3]:
+            x[i, :, hidden] = torch.nan
+    assert all(same(right, gradients(tensors, grad, mask=mask)))
+
+
 def test_biases_that_hide(device):
     """A bias of -1e37 or less acts as a mask; infinities do not affect their neighbours."""
     tensors = cases.problem(1, 1, 1, 70, 70, 64, 64)
