@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyalloc.ops import (
+    _plain,
     additive_attention,
     power_spherical_log_prob,
     power_spherical_mixture_log_prob,
@@ -311,7 +312,7 @@ def attention(draw: Draw) -> Problem:
         path == "kernel"
         or len(tensors) > 3
         or mask is not None
-        or (result == torch.float64 or (result == torch.float32 and math.prod(full) > 6000))
+        or (_plain.HAS_VECTORS and result == torch.float32 and math.prod(full) > 6000)
     )
     # torch's own kernel keeps its probabilities in half precision
     eps = eps_of(result) if is_kernel or result not in HALVES else torch.finfo(result).eps / 4
