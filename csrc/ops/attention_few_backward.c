@@ -136,10 +136,21 @@ few_zeros(struct pya_ops_heads x, struct few_unit u, ptrdiff_t k, ptrdiff_t end,
     }
 }
 
+/* Keys that no query of the unit sees; those to come may, and add to what the first one wrote. */
+static void
+few_unseen(
+    const struct pya_ops_attention *a, struct few_unit u, const struct att_range *r, ptrdiff_t k,
+    ptrdiff_t end) {
+    if (r->want_kv && u.r0 == 0) {
+        few_zeros(a->d_k, u, k, end, (ptrdiff_t)a->dim);
+        few_zeros(a->d_v, u, k, end, (ptrdiff_t)a->dim_v);
+    }
+}
+
 static void
 few_block(
     const struct pya_ops_attention *a, struct few_scratch *w, struct few_unit u,
-    const struct att_range *r, ptrdiff_t k0, int n) {
+    const struct att_range *r, ptrdiff_t k0, int n, bool is_first) {
     const struct few_keys keys = {
         att_row(a->k, u.b, u.kv, k0), (ptrdiff_t)a->k.s, (ptrdiff_t)a->dim};
     const struct few_keys values = {
@@ -156,7 +167,7 @@ few_block(
         }
     }
     if (r->want_q && a->d_q.p != NULL) {
-        few_values(w->ds, w->dq, u.n, keys, n, k0 == r->k0);
+        few_values(w->ds, w->dq, u.n, keys, n, is_first);
     }
     struct few_sums sums = {.n_r = u.n, .add = u.r0 > 0};
     if (r->want_kv && a->d_v.p != NULL) {
@@ -195,16 +206,22 @@ few_queries(
     const struct att_range *r) {
     const ptrdiff_t visible = few_visible(a, u);
     const ptrdiff_t end = r->k1 < visible ? r->k1 : visible;
+    bool is_first = true;
     few_start(a, w, u);
     for (ptrdiff_t k0 = r->k0; k0 < end; k0 += ATT_K) {
-        few_block(a, w, u, r, k0, (int)(end - k0 < ATT_K ? end - k0 : ATT_K));
+        const int n = (int)(end - k0 < ATT_K ? end - k0 : ATT_K);
+        if (few_is_hidden(a, u, k0, n)) {
+            few_unseen(a, u, r, k0, k0 + n);
+            continue;
+        }
+        few_block(a, w, u, r, k0, n, is_first);
+        is_first = false;
     }
-    if (r->want_kv && u.r0 == 0) { /* what no query sees, or only one of those to come */
-        const ptrdiff_t unseen = end > r->k0 ? end : r->k0;
-        few_zeros(a->d_k, u, unseen, r->k1, (ptrdiff_t)a->dim);
-        few_zeros(a->d_v, u, unseen, r->k1, (ptrdiff_t)a->dim_v);
-    }
+    few_unseen(a, u, r, end > r->k0 ? end : r->k0, r->k1);
     if (r->want_q && a->d_q.p != NULL) {
+        if (is_first) {
+            few_clear(w->dq, u.n);
+        }
         few_write_queries(a, w, u);
     }
 }

@@ -96,8 +96,12 @@ few_compute(
     struct few_unit next) {
     few_start(a, w, u);
     const ptrdiff_t end = few_visible(a, u);
+    bool is_first = true;
     for (ptrdiff_t k0 = 0; k0 < end; k0 += ATT_K) {
         const int n = (int)(end - k0 < ATT_K ? end - k0 : ATT_K);
+        if (few_is_hidden(a, u, k0, n)) {
+            continue;
+        }
         const struct few_keys keys = {
             att_row(a->k, u.b, u.kv, k0), (ptrdiff_t)a->k.s, (ptrdiff_t)a->dim};
         const struct few_keys values = {
@@ -105,14 +109,18 @@ few_compute(
         few_scores(w->q, w->s, u.n, keys, n);
         for (int i = 0; i < u.n; i++) {
             few_adjust(a, few_part(a, u, i, k0, n), w->s + i * ATT_K);
-            if (k0 == 0) {
+            if (is_first) {
                 few_fetch(a, u, next, i);
             }
         }
         for (int i = 0; i < u.n; i++) { /* not above: see few_adjust() */
-            few_softmax(w, i, n, k0 == 0);
+            few_softmax(w, i, n, is_first);
         }
-        few_values(w->s, w->o, u.n, values, n, k0 == 0);
+        few_values(w->s, w->o, u.n, values, n, is_first);
+        is_first = false;
+    }
+    if (is_first) {
+        few_clear(w->o, u.n);
     }
     few_write(a, w, u);
 }

@@ -38,6 +38,11 @@ few_rows_carve(struct few_rows *x, struct pya_scratch *s, int64_t dim) {
     x->p = scratch_take(s, (size_t)x->row * FEW_TOGETHER);
 }
 
+static inline void
+few_clear(struct few_rows x, int n) {
+    memset(x.p, 0, (size_t)(n * x.row) * sizeof(real));
+}
+
 /* Query i of the unit, as a block without keys. */
 static inline struct att_block
 few_place(const struct pya_ops_attention *a, struct few_unit u, int i) {
@@ -65,6 +70,16 @@ few_visible(const struct pya_ops_attention *a, struct few_unit u) {
         end = sees > end ? sees : end;
     }
     return end;
+}
+
+/* May these keys be left out, because a mask hides them from all of the unit's queries? */
+static inline bool
+few_is_hidden(const struct pya_ops_attention *a, struct few_unit u, ptrdiff_t k0, int nk) {
+    bool is_hidden = true;
+    for (int i = 0; is_hidden && i < u.n; i++) {
+        is_hidden = att_is_hidden(a, few_part(a, u, i, k0, nk));
+    }
+    return is_hidden;
 }
 
 /* Loads the unit's rows of x, times scale. */

@@ -101,7 +101,13 @@ att_is_hidden(const struct pya_ops_attention *a, struct att_block x) {
     }
     const uint8_t *p = (const uint8_t *)w.p + att_first_score(w, x);
     for (int q = 0; q < (w.q == 0 ? 1 : x.nq); q++) {
-        for (int k = 0; k < x.nk; k++) {
+        int k = 0;
+        for (; w.k == 1 && k + 64 <= x.nk; k += 64) {
+            if (b_zeros(p + q * w.q + k) != UINT64_MAX) {
+                return false;
+            }
+        }
+        for (; k < x.nk; k++) {
             if (p[q * w.q + k * w.k] != 0) {
                 return false;
             }

@@ -58,7 +58,7 @@ def test_masks(name, sizes, attention_isa):
     compare(tensors, mask=mask, causal=True)
 
 
-@pytest.mark.parametrize("sizes", [(70, 400), (200, 400)], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 400), (70, 400), (200, 400)], ids=str)
 @pytest.mark.parametrize("at_end", [True, False])
 def test_hidden_blocks_are_not_read(at_end, sizes, attention_isa):
     """Whatever they hold changes nothing."""
