@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.helping import HelpFormatter
 from benchmarks.ops.additive import additive, seq2seq
-from benchmarks.ops.attention import attention, masks, sweep
+from benchmarks.ops.attention import attention, halves, masks, sweep
 from benchmarks.ops.measure import Bench
 from benchmarks.ops.spherical import spherical, spherical_memory, spherical_shapes
 from pyalloc import ops
@@ -32,6 +32,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "attention": attention,
     "masks": masks,
     "sweep": sweep,
+    "halves": halves,
 }
 CPU_ONLY = {"memory", "seq2seq"}
 

@@ -37,6 +37,7 @@ _BACKWARD_PLACES = places(AttentionArgs, *f"{_SOURCES} grad d_q d_k d_v d_bias w
 _NO_HEADS = (0, 0, 0, 0)
 _NO_SCORES = (0, 0, 0, 0, 0)
 _DIMS = range(4)
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _heads(stride: Sequence[int]) -> tuple[int, ...]:
@@ -358,6 +359,44 @@ class _Direct(torch.autograd.Function):
 
 
 record = _Direct.apply
+
+
+class _Halves(torch.autograd.Function):
+    """Half precision, computed in float32: keeps the tensors as given, and copies them again for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        out, stats = _forward_kernel(*map(_widened, args))
+        _setup(ctx, args, (out, stats))
+        ctx.dtypes = [None if x is None else x.dtype for x in args[:4]]
+        return out.to(args[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        def widely(*args: Any) -> tuple[Tensor | None, ...]:
+            return backward(*map(_widened, args))
+
+        found = _gradients(ctx, widely, grad)
+        narrow = (
+            None if x is None else x.to(dtype)
+            for x, dtype in zip(found[:4], ctx.dtypes, strict=True)
+        )
+        return (*narrow, *found[4:])
+
+
+def _widened(x: Any) -> Any:
+    """Tensors of half precision in float32, all else as it is."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in _HALVES else x
+
+
+def run_halves(*args: Any) -> Tensor:
+    """Like run() for q, k and v of half precision, which are not empty; the bias may have another dtype."""
+    q, k, v, bias, *_ = args
+    serves = q.is_cpu or _cuda.has_kernels(q, "attention")
+    if serves and is_plain(args) and asks_gradient((q, k, v, bias)):
+        out: Tensor = _Halves.apply(*args)
+        return out
+    return run(*map(_widened, args)).to(q.dtype)
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

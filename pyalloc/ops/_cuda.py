@@ -58,8 +58,12 @@ def on_device(x: Tensor) -> bool:
 
 def serves(x: Tensor, family: str) -> bool:
     """Whether a family's kernels can take x: float32 on a device that could load them."""
-    is_float = x.dtype == torch.float32
-    return is_float and x.is_cuda and _module(x.device.index or 0, family) is not None
+    return x.dtype == torch.float32 and has_kernels(x, family)
+
+
+def has_kernels(x: Tensor, family: str) -> bool:
+    """Whether x is on a device that could load a family's kernels."""
+    return x.is_cuda and _module(x.device.index or 0, family) is not None
 
 
 @functools.cache

@@ -210,6 +210,11 @@ def has_vectors() -> bool:
         return True  # told when a kernel is called
 
 
+def has_matrix_units() -> bool:
+    """Whether this processor has AMX, which torch's kernels use for half precision."""
+    return bool(library().pya_ops_isa_best() == ISA_NAMES.index("amx"))
+
+
 def set_cpu_isa(name: str) -> None:
     """Makes the CPU kernels use a narrower instruction set than the machine has (measurements, tests).
 

@@ -20,6 +20,7 @@ from pyalloc.ops._composed import (
     has_tangent,
     needs_more_than_once,
 )
+from pyalloc.ops._library import has_matrix_units
 from pyalloc.ops._plans import keep, key_of_call
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
 from pyalloc.ops._vmap import is_eager
@@ -30,6 +31,12 @@ _LEAST_WORK_ON_CUDA = 1 << 29  # operations, as if the last block of queries wer
 _WIDE_HEAD = 64
 _BLOCKS_OF_WIDE_HEADS = 132
 _QUERIES_OF_A_BLOCK = 64
+
+# On the CPU pyalloc's kernels compute half precision in float32. That is the faster way where torch has no matrix
+# units, if each number that is copied for it has a part in so many products, and these take longer than a call.
+# (Torch's gradients of float16 take up to ten times as long.)
+_PRODUCTS_OF_A_COPY = {torch.bfloat16: 32, torch.float16: 16}
+_LEAST_PRODUCTS_OF_HALVES = 200_000
 
 _OP = "scaled_attention"
 _LARGEST_TENSOR_HEAD = 128
@@ -113,7 +120,8 @@ def scaled_attention(
         (B, H, Lq, dv), in the dtype that q, k and v promote to, or autocast's if that is on.  Repeatable bit for
         bit with the same number of threads.
 
-    torch's own kernels serve the cases that they can do and do faster: half precision; float64 on the CPU, and
+    torch's own kernels serve the cases that they can do and do faster: half precision, on the CPU with AMX or where
+    there is little to do for each number or a transform or tracer sees the call; float64 on the CPU, and
     float32 where pyalloc has no vector kernels (arm64), unless a transform or tracer sees the call; float32 on CUDA
     if pyalloc's kernels use no tensor cores (heads over 128, or a card other than compute capability 8.0, 9.x and
     10.x) or there is little to do; and float32 on the CPU with one key, or with little to do if a transform, tracer
@@ -343,14 +351,14 @@ def _in_compute_dtype(
     """Computes half precision in float32 and casts the result back; factor: multiplies the queries."""
     dtype = q.dtype
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    if dtype != compute:
-        q, k, v = q.to(compute), k.to(compute), v.to(compute)
-    if factor is not None:
-        q = q * factor
-    if bias is not None and bias.dtype != compute:
+    if bias is not None and bias.dtype not in (dtype, compute):
         bias = bias.to(compute)
-    out = _attention.run(q, k, v, bias, *rest)
-    return out if dtype == compute else out.to(dtype)
+    if dtype == compute:
+        q = q if factor is None else q * factor
+        return _attention.run(q, k, v, bias, *rest)
+    if factor is None:
+        return _attention.run_halves(q, k, v, bias, *rest)
+    return _attention.run_halves(q.to(compute) * factor, k, v, bias, *rest).to(dtype)
 
 
 def _choose(
@@ -387,7 +395,20 @@ def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
         return "kernel", "torch's kernels have one derivative, in reverse mode"
     if qkv[0].is_cpu and any(map(_overlaps, qkv)):
         return _MISREAD
+    if qkv[0].is_cpu and is_eager() and _is_worth_copies(*qkv):
+        return "kernel", "half precision: torch has no matrix units here"
     return "sdpa", "half precision: torch's kernels use the matrix units"
+
+
+def _is_worth_copies(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    if not _plain.HAS_VECTORS or has_matrix_units():
+        return False
+    n_b, n_h, n_q, dim = q.shape
+    scores, dim_v = n_b * n_h * n_q * k.shape[2], v.shape[3]
+    products = scores * (dim + dim_v)
+    copied = q.numel() + k.numel() + v.numel() + n_b * n_h * n_q * dim_v
+    least = max(_LEAST_PRODUCTS_OF_HALVES, copied * _PRODUCTS_OF_A_COPY[q.dtype])
+    return bool(products >= least)
 
 
 def _choose_without_vectors(*qkv: Tensor) -> tuple[str, str]:
