@@ -9,16 +9,18 @@ import linecache
 import os
 import re
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from pyalloc.common import pythons
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 # Files that torch.compile writes to its cache.
 _COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
+# pyalloc's modules and rooms: in a checkout they are in no folder of libraries.
+_OWN = "|".join(re.escape(path.stem) for path in Path(__file__).parents[1].iterdir())
 _LIBRARY = re.compile(
     r"(/site-packages/|/dist-packages/|/lib(64)?/python3\.\d+t?/|^<(frozen|string|eval)"
-    r"|/pyalloc/(automarks|eventsources|marks|notebook|recording|(_bootstrap|distributions|ops)/[\w/]+)\.py"
+    rf"|/pyalloc/({_OWN})(/[\w/]+)?\.py$"
     rf"|/torchinductor_\w+/|{_COMPILED}"
     r"|/torch_geometric\.[\w.]+\.py$)"  # and files that torch_geometric writes
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import pyalloc
 from pyalloc._bootstrap import asking
 from pyalloc.traces import source
 
@@ -139,14 +140,20 @@ def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
 
 
 @pytest.mark.parametrize("folder", [LIBRARIES, "/home/me/work"])
-def test_fused_ops_are_lines_of_the_program_that_calls_them(folder: str) -> None:
+def test_what_pyalloc_requests_is_for_the_line_that_calls_it(folder: str) -> None:
     """Also where pyalloc is in its own folder, as after `pip install -e`: its own lines were named."""
     model = ("forward", "/home/me/model.py", 3)
-    for file in ("ops/_plans.py", "ops/additive.py", "distributions/power_spherical.py"):
-        assert (
-            source.name((("maker", f"{folder}/pyalloc/{file}", 87), model))
-            == "me/model.py:3 forward"
-        )
+    package = Path(pyalloc.__file__).parent
+    files = [path.relative_to(package) for path in package.rglob("*.py")]
+    assert {Path("adapters.py"), Path("inside/automarks.py"), Path("ops/_plans.py")} < {*files}
+    for file in files:
+        frames = ("maker", f"{folder}/pyalloc/{file}", 87), model
+        assert source.name(frames) == "me/model.py:3 forward"
+
+
+def test_programs_in_a_folder_named_pyalloc_are_the_users() -> None:
+    for file in ("examples/seq2seq.py", "benchmarks/training.py", "train.py"):
+        assert not source.is_foreign(f"/home/me/pyalloc/{file}")
 
 
 def test_a_kernel_that_torch_looks_for_in_python_is_its_callers() -> None:
