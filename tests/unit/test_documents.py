@@ -45,6 +45,14 @@ def test_links(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_lines_fit_a_window(page: Path) -> None:
+    """Except tables, and what commands print."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    wide = [line for line in text.splitlines() if len(line) > 120 and "|" not in line[:4]]
+    assert wide == []
+
+
 def variants(command: str) -> Iterator[list[str]]:
     """The words of what is typed: with and without what stands in [], and each of a|b."""
     command = " ".join(command.split())
