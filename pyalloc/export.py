@@ -16,26 +16,32 @@ from typing import Any, BinaryIO
 
 from pyalloc import _core, reading
 from pyalloc.analysis.meaning import Analysis
-from pyalloc.traces.convert import ALLOCATED, KINDS, NAMES, NO_POOL, PENDING, Pool, Range, cut
+from pyalloc.traces.convert import (
+    ALLOCATED,
+    GIVES_BACK,
+    KINDS,
+    NAMES,
+    NO_POOL,
+    PENDING,
+    TAKES_MEMORY,
+    Pool,
+    Range,
+    cut,
+)
 from pyalloc.traces.moments import SMALL_SEGMENT, Block, moments_of
 from pyalloc.traces.pickles import SnapshotWriter
 
-_TORCH = frozenset(
-    (
-        "alloc",
-        "free_requested",
-        "free_completed",
-        "segment_alloc",
-        "segment_free",
-        "segment_map",
-        "segment_unmap",
-        "snapshot",
-        "oom",
-    )
-)
-_GROWTHS = ("segment_alloc", "segment_map")
-_GIVEN_BACK = ("segment_free", "segment_unmap")
-_EMPTYING_FIRST = ("free_completed", *_GIVEN_BACK)  # empty_cache() waits for other streams' work
+# Those of our events that torch's history has, too.
+_TORCH = {
+    "alloc",
+    "free_requested",
+    "free_completed",
+    *TAKES_MEMORY,
+    *GIVES_BACK,
+    "snapshot",
+    "oom",
+}
+_EMPTYING_FIRST = ("free_completed", *GIVES_BACK)  # empty_cache() waits for other streams' work
 _ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
 _MAX_TORCH_ENTRIES = 2_000_000  # viewers do not open larger pickles
 _CSV_FRAMES = 8
@@ -113,7 +119,7 @@ class _State:
             return self.sizes.pop(addr, size), self.pools.pop(addr, NO_POOL)
         if action.startswith("segment_"):
             owner = self._cut(addr, size)
-            return size, NO_POOL if action in _GROWTHS else owner
+            return size, NO_POOL if action in TAKES_MEMORY else owner
         return size, NO_POOL
 
     def _cut(self, addr: int, size: int) -> Pool:
@@ -184,9 +190,9 @@ def _torch_entries(
             if action not in _TORCH:
                 emptying = _EMPTYING_FIRST if action == "empty_cache" else emptying
                 continue
-            is_emptying = action in emptying and action in _GIVEN_BACK
+            is_emptying = action in emptying and action in GIVES_BACK
             if is_emptying or action not in emptying:
-                emptying = _GIVEN_BACK if is_emptying else ()
+                emptying = GIVES_BACK if is_emptying else ()
             stack = _EMPTYING if is_emptying else number
             told, pool = state.follow(action, addr, size)
             if not writer.knows(stack):
@@ -202,7 +208,7 @@ def _torch_entries(
                 entry["device_free"] = arg
             else:
                 entry["addr"] = addr
-            if waiting or (state.has_owners and action in _GROWTHS):
+            if waiting or (state.has_owners and action in TAKES_MEMORY):
                 waiting.append((entry, stack))
             else:
                 yield entry, stack
@@ -214,7 +220,7 @@ def _with_pools(
 ) -> list[tuple[dict[str, Any], int]]:
     """These entries, now that it is known which pool device memory was taken for."""
     for entry, _ in entries:
-        if entry["action"] in _GROWTHS:
+        if entry["action"] in TAKES_MEMORY:
             entry["pool_id"] = state.routed
             state.own(entry["addr"], entry["size"], state.routed)
     return entries

@@ -23,8 +23,9 @@ Pool = tuple[int, int]
 Range = tuple[int, int, int, bool, Pool]
 NO_POOL = (0, 0)
 ALLOCATED, PENDING = "active_allocated", "active_pending_free"  # states of blocks
-_TAKES_MEMORY = ("segment_alloc", "segment_map")
-_SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
+TAKES_MEMORY = ("segment_alloc", "segment_map")
+GIVES_BACK = ("segment_free", "segment_unmap")
+NEEDS_SIZE = ("alloc", "oom", *TAKES_MEMORY, *GIVES_BACK)
 _MOST_LABEL = 500  # characters
 _TELL_EVERY = 10_000  # entries
 _MOST_GAPS = 10  # listed one by one
@@ -113,14 +114,14 @@ class EventWriter:
         pool = _pool(entry.get("pool_id"))
         if self.joins_pages:
             self._hold(action, device, pool, int(entry.get("size", 0)), time_ns)
-        elif action in ("segment_free", "segment_unmap"):
+        elif action in GIVES_BACK:
             self._unused(device, pool, time_ns)
-        if action == "alloc" or (action in _TAKES_MEMORY and not self.joins_pages):
+        if action == "alloc" or (action in TAKES_MEMORY and not self.joins_pages):
             self.route(device, pool, time_ns)
         self.event(
             kind,
             addr=0 if is_oom else int(entry.get("addr", 0)),
-            bytes=int(entry["size"]) if action in _SIZED or is_oom else 0,
+            bytes=int(entry["size"]) if action in NEEDS_SIZE else 0,
             stream=int(entry.get("stream", 0)),
             device=device,
             arg=int(entry.get("device_free", 0)) if is_oom else 0,
@@ -142,7 +143,7 @@ class EventWriter:
         self, action: str, frames: Sequence[Entry] | None, device: int, time_ns: int
     ) -> None:
         """Adds an event for empty_cache(), which has no entry: without it replays would keep the cache."""
-        if action not in ("segment_free", "segment_unmap"):
+        if action not in GIVES_BACK:
             self.emptying.discard(device)
         elif device not in self.emptying and any(
             frame["name"] == "empty_cache" and "/torch/" in frame["filename"]
@@ -180,7 +181,7 @@ class EventWriter:
                 del self.held[key]
                 self._unused(*key, time_ns)
         elif pool != NO_POOL and ((device, pool) not in self.used or (device, pool) in self.held):
-            sign = 1 if action in ("segment_alloc", "segment_map") else -1
+            sign = 1 if action in TAKES_MEMORY else -1
             self.held[device, pool] = self.held.get((device, pool), 0) + sign * size
 
     def _pool_event(self, kind: str, device: int, pool: Pool, time_ns: int) -> None:
@@ -408,11 +409,11 @@ def _undo(
                 "state": ALLOCATED,
                 "pool_id": entry.get("pool_id"),
             }
-        elif action in ("segment_free", "segment_unmap"):
+        elif action in GIVES_BACK:
             stream = int(entry.get("stream", 0))
             is_expandable = action == "segment_unmap"
             insort(ranges, (address, address + size, stream, is_expandable, NO_POOL))
-        elif action in ("segment_alloc", "segment_map"):
+        elif action in TAKES_MEMORY:
             cut(ranges, address, address + size)
     return n_wrong
 

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from pyalloc import _core
 from pyalloc.errors import TraceError
+from pyalloc.traces.convert import NEEDS_SIZE
 
 MAX_BYTES = 8 * 2**30
-NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
 _MAX_QUOTED = 300
 _MOST_PER_BYTE = 100  # bytes of memory that a pickle can fairly need: an empty dict takes 64
 _MOST_BESIDE = 2**30
