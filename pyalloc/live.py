@@ -26,7 +26,7 @@ from pyalloc import _core
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.common import processes
 from pyalloc.errors import AllocatorError, UsageError
-from pyalloc.inside import devices, snapshots
+from pyalloc.inside import devices, sharing, snapshots
 from pyalloc.traces import source
 
 ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
@@ -87,7 +87,7 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
             stats = _core.stats(index) | stats
         result["devices"][str(index)] = stats
     if n_lines:
-        result["lines"] = _lines(n_lines) if snapshots.have_stacks() else None
+        result["lines"] = _lines(n_lines) if sharing.is_on() else None
     return result
 
 

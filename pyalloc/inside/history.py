@@ -143,7 +143,7 @@ def record_legacy(
 
 def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bool) -> None:
     if clear:
-        _forget()
+        _core.history_forget()
     _core.history_start(level, True, operator.index(max_entries), skip_mask | _OURS, native)
     _history.enabled = True
 
@@ -151,10 +151,6 @@ def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bo
 def _stop() -> None:
     _core.history_stop()
     _history.enabled = False
-
-
-def _forget() -> None:
-    _core.history_forget()
 
 
 def snapshot(

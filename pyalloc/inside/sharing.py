@@ -101,9 +101,8 @@ class _Shared:
     host: deque[Entry] = field(default_factory=deque)
     annotations: deque[Entry] = field(default_factory=deque)
     ours: set[int] = field(default_factory=set)  # threads whose calls are the recording's
-    answers: list[Callable[..., Any]] = field(
-        default_factory=list
-    )  # what replaced torch's functions
+    # What replaced torch's functions.
+    answers: list[Callable[..., Any]] = field(default_factory=list)
 
     def forget(self) -> None:
         """Drops all entries, as torch does when its history is stopped or cleared."""
@@ -223,7 +222,7 @@ def wanted(stacks: str) -> dict[str, Any]:
 
 
 def is_on() -> bool:
-    """Is torch's history on, whatever the program is told?"""
+    """Is torch's history on, for the program or for a recording?  Then live blocks have stacks."""
     import torch
 
     with ours():

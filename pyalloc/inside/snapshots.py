@@ -67,14 +67,6 @@ def uncollected(is_wanted: bool = True) -> Iterator[None]:
             _without_collector.discard(me)
 
 
-def have_stacks() -> bool:
-    """Is torch's history on, for the program or for a recording?"""
-    import torch
-
-    with sharing.ours():
-        return bool(torch._C._cuda_isHistoryEnabled())
-
-
 def segments() -> list[dict[str, Any]]:
     """Only the segments of take(), with the stacks of live blocks if history is on; much faster in newer torch."""
     import torch
