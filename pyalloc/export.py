@@ -446,9 +446,8 @@ def to_tensorboard(
     out.write(event_file(scalars))
 
 
-FORMATS: dict[
-    str, tuple[str, Convert | None]
-] = {  # None: converts the events themselves, without an analysis
+# Suffix, and what converts an analysis; None: the events themselves are converted, without one.
+FORMATS: dict[str, tuple[str, Convert | None]] = {
     "torch": (".pickle", to_torch),
     "perfetto": (".perfetto.json", to_perfetto),
     "tensorboard": (".tfevents", to_tensorboard),

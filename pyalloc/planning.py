@@ -36,9 +36,8 @@ _MOST_EVENTS = 2**18  # read from a recording: three steps of the longest plan
 _GRAM = 16  # consecutive requests that identify a place in the program
 _CANDIDATES = 24  # periods to try
 _BATCHES = 64  # a step may be made of so many like batches, of which none tells how many there are
-_LEAST_SHARE = (
-    1 / 8
-)  # of the requests, that are as a period later: a loop within the program is no step
+# Of the requests, so many are as a period later; fewer are a loop within the program, no step.
+_LEAST_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from pyalloc.common.units import size
+from pyalloc.common.units import parse_bytes, size
+from pyalloc.errors import PyallocError, UsageError
 
 _LEAK_BYTES = 1 << 20  # caches of libraries are smaller
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
@@ -89,9 +90,6 @@ def _in_use(torch: Any) -> list[int]:
 
 def _size_of(item: pytest.Item, name: str) -> int | None:
     """The size in bytes that a mark sets as the limit; None without the mark."""
-    from pyalloc.common.units import parse_bytes
-    from pyalloc.errors import UsageError
-
     mark = item.get_closest_marker(name)
     if mark is None:
         return None
@@ -223,7 +221,6 @@ class _Recording:
         torch.cuda._lazy_call(self._begin)
 
     def _begin(self) -> None:
-        from pyalloc.errors import PyallocError
         from pyalloc.inside import recording
 
         if self.is_over:

@@ -40,10 +40,8 @@ _MOST_UNPACKED = 500  # most bytes from a byte of .xz or .gz; recordings reach 2
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
 _WINDOW_EVENTS = 100_000  # around the peak, if there are no steps
-_TOLD_OF_WINDOW = (
-    3000  # events one by one: of what is looked at block by block, and around each moment
-)
-_TOLD_AROUND = 40
+# Events one by one: of what is looked at block by block, and around each moment.
+_TOLD_OF_WINDOW, _TOLD_AROUND = 3000, 40
 _TOLD_FOR_EACH_SHOWN = 4  # among frees alone, every second event is not shown
 _MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between state and trace

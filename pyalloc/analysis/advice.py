@@ -21,9 +21,8 @@ _STREAMS = 3  # streams with a workspace from which on it is told: a program may
 _UNUSED_SHARE = 0.25  # of the parameters: from that on, gradients that no optimizer uses are told
 # Of the peak: a single pass that keeps memory for nothing is told if that saves more.
 _SINGLE = 0.03
-_NO_PRODUCT = re.compile(
-    r"softmax|logsumexp|cross_entropy|_loss\b"
-)  # reductions that einsum cannot do
+# Reductions that einsum cannot do.
+_NO_PRODUCT = re.compile(r"softmax|logsumexp|cross_entropy|_loss\b")
 
 
 def advise(analysis: Analysis) -> list[Advice]:

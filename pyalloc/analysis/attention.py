@@ -15,12 +15,8 @@ from pyalloc.traces.moments import Block
 
 _SHARE = 0.05  # of the peak: smaller savings are not mentioned
 _PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm"}
-_ALIKE = (
-    8,
-    4,
-    2,
-    1,
-)  # in quarters of the weights' bytes: float32 scores of half-precision weights, dropout masks
+# In quarters of the weights' bytes: float32 scores of half-precision weights, dropout masks.
+_ALIKE = (8, 4, 2, 1)
 
 
 def advice(analysis: Analysis) -> Iterator[Advice]:

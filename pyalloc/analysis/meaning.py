@@ -90,7 +90,7 @@ class Analysis:
         totals = first.totals()
         totals["peak_phase"] = _phase_of_peak(phases, totals)
         notes = caveats.notes_of(first.notes())
-        moments = {wanted: found for wanted, found in zip(at, moments_of(second), strict=True)}
+        moments = dict(zip(at, moments_of(second), strict=True))
         return cls(
             path=path,
             totals=totals,

@@ -9,7 +9,7 @@ from typing import Any
 from pyalloc import planning, replaying, trace
 from pyalloc.common import console
 from pyalloc.common.config import ENVIRONMENT, Config
-from pyalloc.common.units import size
+from pyalloc.common.units import MIB, size
 from pyalloc.errors import TraceError
 from pyalloc.report import text
 from pyalloc.traces.caveats import notes_of, of_replays, unseen
@@ -160,7 +160,7 @@ def _table(
         lines += ["", f"{'smallest memory':<16}{'completes':>12}{'safe from':>12}{'margin':>10}"]
     for name, found in least.items():
         lines.append(
-            f"{name:<16}{_mib(found['bytes']):>12}{_mib(found['safe_bytes']):>12}"
+            f"{name:<16}{_mib(found['bytes']):>8,} MiB{_mib(found['safe_bytes']):>8,} MiB"
             f"{size(found['margin_bytes']):>10}"
             if found
             else f"{name:<16}  does not complete with any size"
@@ -191,9 +191,9 @@ def _table(
     return "\n".join(lines)
 
 
-def _mib(size: int) -> str:
+def _mib(n_bytes: int) -> int:
     """In MiB, rounded up, so that it is enough when passed as --memory."""
-    return f"{-(-size // 2**20):,} MiB"
+    return -(-n_bytes // MIB)
 
 
 def _next(
@@ -203,7 +203,7 @@ def _next(
         return f"pyalloc report {console.quoted(args.file)}"
     name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
     if name:
-        mib = -(-least[name]["safe_bytes"] // 2**20)
+        mib = _mib(least[name]["safe_bytes"])
         n_devices = max(info["n_devices"], min(console.ranks(notes), console.ON_ONE_MACHINE))
         devices = f" --devices {n_devices}" if n_devices > 1 else ""
         conf, plan = _settings(args) if name == "pyalloc" else ("", "")

@@ -23,6 +23,7 @@ from pyalloc.inside import history
 Nested = dict[Any, Any]
 _POOLS_KEY = "reserved_bytes_by_private_pools"
 _NEWER_KEYS = frozenset(("num_oom_rejections", _POOLS_KEY))
+_N_INDICES = 2**7  # range of torch's index type, and as many below 0
 
 
 @dataclass
@@ -78,9 +79,6 @@ def _lacking_keys(torch_file: str) -> frozenset[str]:
 
 
 _found: set[int] = set()  # devices that exist: a cache, as they stay
-
-
-_N_INDICES = 2**7  # range of torch's index type, and as many below 0
 
 
 def _existing(torch: Any, device: int) -> int:

@@ -26,7 +26,11 @@ _CUDA_NAME = re.compile(
 )
 # Real libraries that work without a device, or that torch calls only if a program asks for files or symmetric memory.
 _NOT_OURS = re.compile(r"^(cuFile|cusparseLt)")
-
+_ADDRESSES = 2**36  # the smallest window that csrc/hostcuda/region.c reserves
+LIFT = "ulimit -v unlimited"
+LIFT_FILES = "ulimit -f unlimited"
+_FILES = 2  # times a device's size: the file with its memory may have gaps that are too small
+_ANSWER_S = 300  # a loaded machine, or a Python on a slow network
 # Leaves out the working directory, which `python -c` searches first: a json.py there must not be imported.
 _FIND_TORCH = """
 import sys
@@ -51,13 +55,6 @@ class Torch:
     version: str
     cuda_major: int
     imports: frozenset[str]
-
-
-_ADDRESSES = 2**36  # the smallest window that csrc/hostcuda/region.c reserves
-LIFT = "ulimit -v unlimited"
-LIFT_FILES = "ulimit -f unlimited"
-_FILES = 2  # times a device's size: the file with its memory may have gaps that are too small
-_ANSWER_S = 300  # a loaded machine, or a Python on a slow network
 
 
 def find_torch(python: str) -> Torch:

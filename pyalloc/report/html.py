@@ -20,12 +20,8 @@ from pyalloc.traces.stays import Stay
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
-_LEAST_ROWS = {
-    "label": 1,
-    "pool": 1,
-    "stream": 2,
-    "thread": 2,
-}  # of tables that say nothing with fewer
+# Of tables that say nothing with fewer.
+_LEAST_ROWS = {"label": 1, "pool": 1, "stream": 2, "thread": 2}
 _MAX_FLAME = 600  # stacks of the peak
 _MAX_STAYS = 6000
 _MAX_PHASES = 400

@@ -21,8 +21,6 @@ _NO_STACKS = (
     "it is unknown which lines hold the memory; to record stacks, use `pyalloc attach` or `pyalloc run --record`, or "
     "call torch.cuda.memory._record_memory_history() in the program"
 )
-
-
 ORDERS = ("bytes", "blocks", "change")
 
 

@@ -25,6 +25,7 @@ _LARGEST_STEP = 64 * MIB  # the most that an allocator grows by for a smaller re
 _MUCH_TEMPORARY = 0.05  # of the peak
 _MUCH_OUTSIDE = 0.05  # of a device: on most, a CUDA context alone is less
 _LONGEST = 400  # characters of a command or a setting: some contain a whole configuration
+# Notes about what the program did: advice reports them.
 FOUND = (
     "retain_graph",
     "create_graph",
@@ -33,7 +34,7 @@ FOUND = (
     "unused_gradients",
     "untrained",
     "left_over",
-)  # notes about what the program did: advice reports them
+)
 _NOT_SETTINGS = (  # notes that are shown elsewhere, or only meant for programs
     "command",
     "pid",

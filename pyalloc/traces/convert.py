@@ -13,9 +13,8 @@ from pyalloc import _core
 from pyalloc.traces.caveats import BEFORE
 
 Entry = dict[str, Any]
-Row = tuple[
-    int, int, int, int, int, int, int
-]  # a mark: time_ns, kind, text, arg, addr, bytes, device
+# A mark: time_ns, kind, text, arg, addr, bytes, device.
+Row = tuple[int, int, int, int, int, int, int]
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 NAMES: dict[int, str] = {number: name for name, number in KINDS.items()}
 Pool = tuple[int, int]

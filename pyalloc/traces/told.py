@@ -29,13 +29,8 @@ _WORDS = {
     "label": 'called "{text}"',
     "thread": "thread {arg} is {text}",
 }
-_NOT_SHOWN = (
-    "user",
-    "stream",
-    "device",
-    "sync",
-    "segment_pool",
-)  # notes, and what only explains other events
+# Notes, and what only explains other events.
+_NOT_SHOWN = ("user", "stream", "device", "sync", "segment_pool")
 
 
 class Told(NamedTuple):
