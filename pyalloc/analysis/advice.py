@@ -19,8 +19,8 @@ from pyalloc.traces.moments import Block
 
 _STREAMS = 3  # streams with a workspace from which on it is told: a program may need two
 _UNUSED_SHARE = 0.25  # of the parameters: from that on, gradients that no optimizer uses are told
-# Of the peak: a single pass that keeps memory for nothing is told if that saves more.
-_SINGLE = 0.03
+# Of the peak: less is not told.  The second is for gradients, optimizers' state, and a single pass for nothing.
+_SHARE, _SMALLER_SHARE = 0.05, 0.03
 # Reductions that einsum cannot do.
 _NO_PRODUCT = re.compile(r"softmax|logsumexp|cross_entropy|_loss\b")
 
@@ -274,7 +274,7 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
         if n > 1
         else (f"A forward pass keeps {each}", "a pass whose output is detached, or only read")
     )
-    if n > 1 or saved > _SINGLE * analysis.totals["peak_bytes"]:
+    if n > 1 or saved > _SMALLER_SHARE * analysis.totals["peak_bytes"]:
         yield Advice(
             "no_grad",
             f"{keep} for a backward pass that never comes. Put `with torch.no_grad():` (or torch.inference_mode()) "
@@ -367,7 +367,7 @@ def _dropped_unused(gradients: list[Block], analysis: Analysis) -> list[Block]:
 
 
 def _gradients(analysis: Analysis) -> Iterator[Advice]:
-    least = analysis.totals["peak_bytes"] * 0.03
+    least = _SMALLER_SHARE * analysis.totals["peak_bytes"]
     gradients = _old_gradients(analysis)
     phase = analysis.totals["peak_phase"]
     # A loss made of functions is not a phase.  Neither is a hand-written optimizer, which may be at work here.
@@ -417,7 +417,7 @@ def _unused_gradients(analysis: Analysis) -> Iterator[Advice]:
     unused, models = _unused(analysis)
     held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
     of_all = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "parameters")
-    is_large = min(unused, held) > analysis.totals["peak_bytes"] * 0.03
+    is_large = min(unused, held) > _SMALLER_SHARE * analysis.totals["peak_bytes"]
     # Where they are for many of the parameters, what forward passes keep for them is far more than they are.
     if is_large or min(unused, held) > of_all * _UNUSED_SHARE > 0:
         yield Advice(
@@ -443,7 +443,7 @@ def _doubled_state(analysis: Analysis) -> Iterator[Advice]:
     state = [b for b in analysis.peak.blocks if analysis.category(b) == "optimizer state"]
     # The peak may come before some or all of it was doubled: what one optimizer holds of the total comes first.
     doubled = min(most, sum(block.bytes for block in state) - (total - most))
-    if doubled > analysis.totals["peak_bytes"] * 0.03:
+    if doubled > _SMALLER_SHARE * analysis.totals["peak_bytes"]:
         yield Advice(
             "optimizer_state",
             f"{n} optimizers hold state for the same parameters, {size(doubled)} more at the peak than one would. "
@@ -464,7 +464,7 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
         if is_made_before and is_dropped_later and analysis.category(block) == "activations":
             held.setdefault(analysis.name(block.stack), []).append(block)
     sizes = {name: sum(block.bytes for block in blocks) for name, blocks in held.items()}
-    total, least = sum(sizes.values()), peak.allocated_bytes * 0.05
+    total, least = sum(sizes.values()), _SHARE * peak.allocated_bytes
     if total <= least:
         return
     saved = falls_by(itertools.chain(*held.values()), analysis, (*FORWARDS, "inference"))
@@ -508,7 +508,7 @@ def _returned(analysis: Analysis) -> list[Block]:
 
 def _stale_gradients(analysis: Analysis) -> Iterator[Advice]:
     held = _returned(analysis)
-    least = analysis.peak.allocated_bytes * 0.05
+    least = _SHARE * analysis.peak.allocated_bytes
     saved = falls_by(held, analysis, TRAINING, least)
     if saved > least:
         yield Advice(
@@ -535,7 +535,7 @@ def _workspaces(analysis: Analysis) -> Iterator[Advice]:
         for device, n in needed.items()
         for block in [block for block in held if block.device == device][n:]
     ]
-    least = analysis.peak.allocated_bytes * 0.05
+    least = _SHARE * analysis.peak.allocated_bytes
     is_many = len(streams) - len(needed) >= _STREAMS - 1
     saved = falls_by(spare, analysis, (), least) if is_many else 0
     if saved > least:
@@ -559,7 +559,7 @@ def _autotuning(analysis: Analysis) -> Iterator[Advice]:
         for block in analysis.peak.blocks
         if block.stack in tuning and block.alloc_event not in analysis.workspaces
     ]
-    least = analysis.peak.allocated_bytes * 0.05
+    least = _SHARE * analysis.peak.allocated_bytes
     saved = falls_by(found, analysis, (), least)
     if saved > least:
         yield Advice(
@@ -579,7 +579,7 @@ def _loaded(analysis: Analysis) -> Iterator[Advice]:
     model = ("parameters", "buffers", "optimizer state")
     held = [b for b in blocks if b.stack in loaded and analysis.category(b) not in model]
     total = sum(block.bytes for block in held)
-    if total > analysis.peak.allocated_bytes * 0.05:
+    if total > _SHARE * analysis.peak.allocated_bytes:
         yield Advice(
             "loaded",
             f"{size(total)} at the peak are tensors that torch.load() made at {analysis.name(held[0].stack)} and that "
