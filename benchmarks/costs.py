@@ -71,7 +71,7 @@ class Start:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Host memory per item, and the most that issue 5 allows."""
+    """Host memory per item, and the most that it should be."""
 
     what: str
     n: int

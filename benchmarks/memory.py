@@ -40,6 +40,7 @@ from queue import Queue
 from statistics import geometric_mean
 
 from benchmarks import hostcuda, limits, settling
+from benchmarks.compared import SAME_BYTES, SAME_SHARE
 from benchmarks.helping import HelpFormatter
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
@@ -308,7 +309,7 @@ def verdicts(rows: list[Row]) -> list[str]:
     for row in rows:
         if row.allocator == "pyalloc" or row.trace not in mine:
             continue
-        margin = max(0.005, 2 * PAGE / row.live_bytes)
+        margin = max(SAME_SHARE, SAME_BYTES / row.live_bytes)
         for what in ("peak_live", "min_live"):
             ours, theirs = getattr(mine[row.trace], what), getattr(row, what)
             if ours > theirs + margin:

@@ -32,7 +32,7 @@ from benchmarks.memory import commit
 from benchmarks.torch_replay import ROOT
 
 DEPTH = 16
-ROWS = (  # name, allocator, who records, stacks; the most nanoseconds that issue 7 allows
+ROWS = (  # name, allocator, who records, stacks; the most nanoseconds that it should take
     ("pyalloc, no stacks", "pyalloc", "pyalloc", "none", 1000),
     ("torch's history, no stacks", "native", "torch", "none", None),
     ("torch's history, pyalloc's file, no stacks", "native", "pyalloc", "none", None),

@@ -55,7 +55,7 @@ WRAPPED = "pyalloc, wrapped"
 
 @dataclass(frozen=True)
 class Pattern:
-    """One row: the request to :meth:`TorchReplay.speed`, and the ratio that issue 5 wants."""
+    """One row: the request to :meth:`TorchReplay.speed`, and the ratio to native that it should reach."""
 
     name: str
     ask: SpeedRequest

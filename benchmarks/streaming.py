@@ -5,7 +5,7 @@
 First writes a trace of N events (default 10^8) of a training loop as the recorder sees it: 40 layers, each allocating
 and freeing activations, gradients and temporaries of a few hundred sizes, with stacks, phases and steps.  Then each
 command reads it in a process of its own.  Shows seconds, millions of events per second and the largest resident memory,
-which issue 7 wants below 1 GiB.  Compares the peak that each command finds with the writer's own count.
+which should stay below 1 GiB.  Compares the peak that each command finds with the writer's own count.
 
 --file keeps the trace there; it is reused if it exists.
 """

@@ -212,7 +212,7 @@ def test_start(benchmark: Any) -> None:
 
 @in_torch
 def test_host_memory(benchmark: Any) -> None:
-    """benchmarks.speed: pyalloc's own tables take no more than issue 5 allows."""
+    """benchmarks.speed: pyalloc's own tables take no more than they should."""
     for row in benchmark.pedantic(costs.host_memory, (60_000,), rounds=1):
         benchmark.extra_info[row.what] = row.host_bytes
         assert 0 < row.host_bytes <= row.target_bytes, row
