@@ -125,17 +125,14 @@ def serve() -> Path | None:
     # Now: the package may be removed or replaced later.
     importlib.import_module("pyalloc.inside.attached")
     _remove_left_behind(path.parent)
-    begun = path.with_suffix(_BEGUN)  # who finds it under its own name is answered
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        begun.unlink(missing_ok=True)
-        # Linux gives the file the socket's mode.  umask would affect the files of all threads.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(str(begun))
-        begun.chmod(0o600)  # the umask may have removed even the owner's rights
-        listener.listen(4)
-        begun.replace(path)
     except (AttributeError, OSError):
+        return None
+    try:
+        _listen(listener, path)
+    except OSError:
+        listener.close()
         return None
     owner = os.getpid()
     _serving.add(path)
@@ -148,6 +145,18 @@ def serve() -> Path | None:
 
     atexit.register(remove)
     return path
+
+
+def _listen(listener: socket.socket, path: Path) -> None:
+    """Listens there; the file has that name last, because who finds it is answered."""
+    begun = path.with_suffix(_BEGUN)
+    begun.unlink(missing_ok=True)
+    # Linux gives the file the socket's mode.  umask would affect the files of all threads.
+    os.fchmod(listener.fileno(), 0o600)
+    listener.bind(str(begun))
+    begun.chmod(0o600)  # the umask may have removed even the owner's rights
+    listener.listen(4)
+    begun.replace(path)
 
 
 def _remove_left_behind(folder: Path) -> None:

@@ -356,6 +356,15 @@ def test_the_service_listens_in_its_own_folder(
     assert there.exists()
 
 
+def test_who_cannot_listen_opens_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder whose name is too long for a socket's, as batch systems make them; Python would warn."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert live.serve() is None
+    assert not list(folder.iterdir())
+
+
 def test_the_end_of_a_forked_process_takes_no_socket_away(tmp_path: Path) -> None:
     done = run_checked(
         [
