@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.hostcuda import environment, why_not
-from benchmarks.ops.measure import ROOT, Bench, both, check, checked, forward
+from benchmarks.ops.measure import Bench, both, check, checked, forward
+from benchmarks.torch_replay import ROOT
 from pyalloc import ops
 
 

@@ -31,7 +31,6 @@ FLOP_PER_CLOCK = {
     (10, 0): 4096 / 3,
     (12, 0): 256,
 }
-ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[[], Any]
 
 

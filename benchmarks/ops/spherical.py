@@ -9,7 +9,8 @@ import sys
 import torch
 from torch import Tensor
 
-from benchmarks.ops.measure import ROOT, Bench, both, check, checked, forward
+from benchmarks.ops.measure import Bench, both, check, checked, forward
+from benchmarks.torch_replay import ROOT
 from pyalloc import ops
 
 
