@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pyalloc.analysis import moved
+from pyalloc.analysis.falling import TRAINING
 from pyalloc.analysis.meaning import Analysis
 from pyalloc.common.config import CUBLAS_NOTES
 from pyalloc.traces import source
@@ -18,7 +19,6 @@ from pyalloc.traces.source import Frame
 
 _TOLD = 3  # contributors that a sentence names
 _LEAST_TOLD = 0.05  # of the largest change: smaller ones explain nothing
-_PASSES = ("forward", "backward", "loss")
 _NO_SETTINGS = (  # notes that are shown elsewhere, or that no person changes
     "pid", "about", "clock", "rank", "history", "lost_events", "gaps", "steps_end_with", BEFORE,
     *CUBLAS_NOTES.values(),
@@ -77,7 +77,7 @@ class Comparison:
     def has_one_passes(self) -> bool:
         """Does only one side have forward and backward phases?  Then categories, inferred from them, do not match."""
         has = [
-            any(phase.name in _PASSES for phase in side.found.phases)
+            any(phase.name in TRAINING for phase in side.found.phases)
             for side in (self.before, self.after)
         ]
         return has[0] != has[1]

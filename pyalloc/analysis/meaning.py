@@ -30,7 +30,8 @@ _EARLIER = (  # by whether it was never freed
     "in use from before the history to its end",
 )
 FORWARDS = ("forward", "loss")  # phases
-HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
+MODEL = ("parameters", "gradients", "optimizer state", "buffers")  # categories
+HOLDERS = (*MODEL, "workspace")
 
 
 @dataclass

@@ -7,12 +7,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from pyalloc.analysis.meaning import Analysis
+from pyalloc.analysis.meaning import MODEL, Analysis
 from pyalloc.common.units import size
 from pyalloc.traces.facts import Advice
 from pyalloc.traces.moments import Block, Moment
 
-_MODEL = ("parameters", "gradients", "optimizer state", "buffers")
 _SHARE = 0.03  # of what is in use: less is not mentioned
 
 
@@ -26,7 +25,7 @@ def _of_trainings(analysis: Analysis) -> Iterator[Advice]:
     told = re.match(r"(\d+) bytes, (\d+), (.*)", analysis.notes.get("left_over", ""))
     if told is None:
         return
-    held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) in _MODEL)
+    held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) in MODEL)
     n_bytes, n = min(int(told[1]), held), int(told[2])
     if n_bytes > _SHARE * analysis.peak.allocated_bytes:
         models = f"{n} models were" if n > 1 else "A model was"
@@ -77,7 +76,7 @@ def _left_behind(analysis: Analysis, moment: Moment) -> list[Block]:
     errors = [oom[0] for oom in analysis.ooms if oom[0] < moment.event]
     if not errors:
         return []
-    model = [block for block in moment.blocks if analysis.category(block) in _MODEL]
+    model = [block for block in moment.blocks if analysis.category(block) in MODEL]
     made_by: dict[int, list[int]] = defaultdict(list)
     for block in model:
         if analysis.category(block) == "parameters":
