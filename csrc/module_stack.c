@@ -328,10 +328,23 @@ is_of_dry_run(const char *path) {
     return strstr(path, "/pyalloc/_bootstrap/") != NULL || strstr(path, "/torch/_ops.py") != NULL;
 }
 
-/* Writes "file.py:12 in function".  False for frames of a dry run, for torch's own unless of_torch_too, and on an error,
- * which is cleared. */
+/* Does it request memory for its caller, as torch does, and pyalloc for its ops and for other libraries? */
 static bool
-frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t text_bytes) {
+is_of_library(const char *path) {
+    static const char *const parts[] = {
+        "/torch/", "/pyalloc/ops/", "/pyalloc/distributions/", "/pyalloc/adapters.py"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (strstr(path, parts[i]) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Writes "file.py:12 in function".  False for frames of a dry run, for libraries' unless of_library_too, and on an
+ * error, which is cleared. */
+static bool
+frame_describe(const struct frame *frame, bool of_library_too, char *text, size_t text_bytes) {
     PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
     PyObject *file = PyObject_GetAttrString(frame->code, "co_filename");
     PyObject *name_bytes =
@@ -342,7 +355,7 @@ frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t 
     if (name_bytes != NULL && file_bytes != NULL) {
         const char *path = PyBytes_AsString(file_bytes);
         const char *slash = strrchr(path, '/');
-        is_told = !is_of_dry_run(path) && (of_torch_too || strstr(path, "/torch/") == NULL);
+        is_told = !is_of_dry_run(path) && (of_library_too || !is_of_library(path));
         if (is_told) {
             PyOS_snprintf(
                 text, text_bytes, "%s:%d in %s", slash == NULL ? path : slash + 1,

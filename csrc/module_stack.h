@@ -18,7 +18,8 @@ void *pya_stack_of_free(void *arg, void *here, void *allocation);
 
 /* Equal stacks have equal keys; 0: no stack.  Needs no GIL. */
 uint64_t pya_stack_key(void *arg, void *context);
-/* "file.py:12 in function" of the innermost frame outside torch; takes the GIL.  False if there is no such frame. */
+/* "file.py:12 in function" of the innermost frame outside torch and pyalloc, else of any; takes the GIL.  False if there
+ * is no frame. */
 bool pya_stack_where(void *arg, void *context, char *text, size_t text_bytes);
 
 /* Should C and C++ frames be captured too? */

@@ -11,7 +11,7 @@ import torch
 from parity.tensors import GIB, MIB, empty
 
 import pyalloc
-from pyalloc import _core
+from pyalloc import _core, adapters
 
 pyalloc_only = pytest.mark.skipif(
     os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native torch has no such thing"
@@ -367,6 +367,18 @@ def test_the_error_names_the_places_where_stacks_are_recorded() -> None:
     assert held[1].startswith("300.00 MiB in 1 block by test_limits.py:")
     del keep, other
     gc.collect()
+
+
+@pyalloc_only
+def test_the_error_names_no_line_of_pyallocs() -> None:
+    """What it requests for other libraries, as here, or for its ops is the program's."""
+    torch.cuda.memory._record_memory_history()
+    address = adapters._allocate(300 * MIB, 0, 0)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        empty(8 * GIB - 200 * MIB)
+    adapters._free(address)
+    held = str(caught.value).split("Held: ")[1]
+    assert held.startswith("300.00 MiB in 1 block by test_limits.py:")
 
 
 @pyalloc_only
