@@ -80,8 +80,19 @@ def power_spherical_mixture(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor
 ) -> Tensor:
     """(l, t, D), (m, t, D), (m, t), (m, t) to (l, t)."""
-    joint = power_spherical(value, loc, scale) + log_weights.t()[:, None]
-    return torch.logsumexp(joint, 2).t()
+    return _log_sum(power_spherical(value, loc, scale) + log_weights.t()[:, None]).t()
+
+
+def _log_sum(x: Tensor) -> Tensor:
+    """torch.logsumexp() over the last dimension, but sums of nothing but -inf have derivatives of 0, as in the kernels.
+
+    torch's are NaN beyond the first one, and in forward mode.
+    """
+    found = torch.logsumexp(x.detach(), -1, keepdim=True)
+    is_none = found == -torch.inf
+    shares = (x - found.masked_fill(is_none, 0)).exp()
+    whole = shares.sum(-1, keepdim=True).masked_fill(is_none, 1)  # 1, but for its derivatives
+    return (found + whole.log()).squeeze(-1)
 
 
 def first_derivative(

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc.errors import OpError
 from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob
-from pyalloc.ops._eager import normalizer_slope
+from pyalloc.ops._eager import normalizer_slope, power_spherical
 
 from .reference import pairwise, relative, sphere, textbook, textbook_from_cosine, within
 
@@ -177,6 +177,44 @@ def test_antipode_is_minus_infinity_or_uniform(isa):
     assert torch.isneginf(out).all()
     for g in torch.autograd.grad(out, mix, torch.ones_like(out)):
         assert torch.isfinite(g).all()
+
+
+def test_the_formula_in_plain_torch_at_the_antipode():
+    """There are devices without kernels."""
+    loc = torch.eye(5)[2].expand(4, 5)
+    kappa = torch.linspace(0, 30, 4)
+    found = power_spherical(-loc[:, None], loc[:, None], kappa[:, None])[0]
+    torch.testing.assert_close(found, power_spherical_log_prob(-loc[:, None], loc, kappa))
+    assert torch.isneginf(found[:, 1:]).all()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit, which torch's forward mode uses
+@pytest.mark.parametrize("why", ["antipode", "weights"])
+def test_a_sample_that_a_mixture_excludes_has_derivatives_of_zero(why):
+    """They were NaN beyond the first and in forward mode, and so were those of the components that samples share."""
+    loc = torch.eye(5, dtype=torch.float64)[2].expand(3, 5)
+    value = torch.cat([-loc[:1], sphere(1, 5, dtype=torch.float64)])
+    weights = torch.zeros(2, 3, dtype=torch.float64)
+    if why == "weights":
+        value[0], weights[0] = sphere(5, dtype=torch.float64), -math.inf
+    kappa = torch.linspace(1, 30, 3, dtype=torch.float64)
+    tensors = value, loc.repeat(2, 1, 1), kappa.repeat(2, 1), weights
+
+    def gradients(*inputs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = power_spherical_mixture_log_prob(*leaves)
+        first = torch.autograd.grad(out.sum(), leaves, create_graph=True)
+        found = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+        tangents = torch.func.jvp(
+            power_spherical_mixture_log_prob, inputs, tuple(torch.ones_like(x) for x in inputs)
+        )
+        return out, *tangents, *first, *found
+
+    both, alone = gradients(*tensors), gradients(*(x[1:] for x in tensors))
+    assert torch.isneginf(both[0][0]) and torch.isneginf(both[1][0])
+    for x, right in zip(both, alone, strict=True):
+        torch.testing.assert_close(x[1:], right)
+    assert not any(x[0].any() for x in both[2:])
 
 
 @pytest.mark.parametrize(
