@@ -190,6 +190,7 @@ def test_sequence_gradients_are_those_of_the_steps():
     plain = torch.autograd.grad(decode(*tensors, steps=6), tensors)
     with sequence_gradients(tensors[1], tensors[2]):
         total = decode(*tensors, steps=6)
+        assert additive_attention(*tensors).grad_fn.name() == "_StepBackward"  # not the op's own
     for _ in range(2):
         gathered = torch.autograd.grad(total, tensors, retain_graph=True)
         for a, b in zip(gathered, plain, strict=True):
@@ -355,11 +356,12 @@ def test_wrong_arguments_are_named_with_what_was_given():
         additive_attention(query, keys, values, v, torch.ones(2, 4))
     with pytest.raises(OpError, match="mask must be a tensor, got list"):
         additive_attention(query, keys, values, v, [[True] * 4] * 2)
-    with (
-        pytest.raises(OpError, match="both be float32 or both float64"),
-        sequence_gradients(keys.half(), values),
-    ):
-        pass
+    for wrong in ((keys.half(), values), (keys.half(), values.half()), (keys, values.double())):
+        with (
+            pytest.raises(OpError, match="both be float32 or both float64"),
+            sequence_gradients(*wrong),
+        ):
+            pass
     for wrong in ((keys.sum(), values), (keys, values[0])):
         with (
             pytest.raises(OpError, match=r"keys must be \(B, S, H\) and values \(B, S, E\)"),

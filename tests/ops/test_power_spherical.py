@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyalloc.errors import OpError
 from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob
 from pyalloc.ops._eager import normalizer_slope, power_spherical
+from pyalloc.ops._shapes import classify
 
 from .reference import pairwise, relative, sphere, textbook, textbook_from_cosine, within
 
@@ -438,7 +439,23 @@ def test_empty_inputs_give_empty_results_and_zero_gradients(zero):
     assert out.shape == tuple(sizes)
     for x, g in zip(inputs, torch.autograd.grad(out.sum(), inputs[:3]), strict=False):
         assert g.shape == x.shape and not g.any()
-    assert mixture(*inputs).shape == (sizes[0], sizes[2])
+    mixed = mixture(*inputs)
+    assert mixed.shape == (sizes[0], sizes[2])
+    assert torch.isneginf(mixed).all()  # if there are any: of no component
+
+
+def test_which_dimensions_are_of_samples_of_components_and_of_both():
+    """No tensor that broadcasting would make exists, unless a dimension counts as one of both."""
+
+    def kinds(value, params, components=True):
+        axes = classify(torch.broadcast_shapes(value, params), value, params, components=components)
+        return axes.l, axes.m, axes.t
+
+    assert kinds((5, 1, 3), (7, 3)) == ((0,), (1,), (2,))
+    assert kinds((6,), ()) == ((0,), (), ())
+    assert kinds((), (6,)) == ((), (0,), ())
+    assert kinds((1, 4), (1, 4)) == ((), (), (1,))
+    assert kinds((5, 1, 3), (7, 3), components=False) == ((0,), (), (1, 2))
 
 
 def test_no_samples_under_a_single_distribution():
