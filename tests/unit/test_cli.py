@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import struct
 import subprocess
@@ -276,7 +277,8 @@ def test_a_program_that_may_not_be_executed_is_not_called_missing(
     script.write_text("python train.py\n")
     with pytest.raises(UsageError, match="is not executable") as refused:
         launching.command("run", None, [str(script)])
-    assert "not found" not in str(refused.value) and f"chmod +x {script}" in str(refused.value)
+    told = str(refused.value)
+    assert "not found" not in told and f"chmod +x {shlex.quote(str(script))}" in told
     script.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"not in PATH; write \./train\.sh"):
@@ -354,7 +356,8 @@ def test_a_forgotten_name_of_a_recording_is_not_that_of_the_program(
     words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words]
     words = words if words[1] != "-V" else [words[0], sys.executable, "-V"]
     assert cli.main([command, "--force", "--record", *words]) == 2
-    assert f"before the program: --record out.pya {words[0]} ..." in capsys.readouterr().err
+    name = shlex.quote(words[0])  # the folder of temporary files may have a space
+    assert f"before the program: --record out.pya {name} ..." in capsys.readouterr().err
     assert (tmp_path / "a.py").exists() and (tmp_path / "bin/python3.11").exists()
 
 
