@@ -75,8 +75,9 @@ def emulated_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def in_emulated_tiles(emulated_tiles: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Calls go to that library."""
-    from pyalloc.ops import _library
+    """Calls go to that library, those that C serves too: C looks its kernels up once."""
+    from pyalloc._core import attention_plain
+    from pyalloc.ops import _library, _plain
 
     def forget() -> None:
         _library.library.cache_clear()
@@ -85,6 +86,9 @@ def in_emulated_tiles(emulated_tiles: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(_library, "LIBRARY", emulated_tiles)
         forget()
+        serve, backward = attention_plain(_plain._PARTS, _plain._LIMITS)
+        patched.setattr(_plain, "serve", serve)
+        patched.setattr(_plain, "_backward", backward)
         yield
     forget()
 

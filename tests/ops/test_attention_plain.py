@@ -46,6 +46,8 @@ def test_results(shape, causal, attention_isa):
         wide = eager(q.double(), k.double(), v.double(), causal=causal, scale=scale)
         assert info == {"path": "kernel", "reason": "pyalloc's kernel"}
         assert out.is_contiguous() and relative(out, wide) < 2e-6
+        other = scaled_attention(q, k, v, causal=causal, scale=scale, path="kernel")
+        assert torch.equal(out, other)  # by the same kernels
 
 
 @pytest.mark.parametrize("n_q", [2, 20])
