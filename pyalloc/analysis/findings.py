@@ -130,11 +130,11 @@ def gives_workspaces_back(notes: dict[str, str]) -> bool:
 def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress | None) -> None:
     """Finds the memory that torch's allocator gives cuBLAS at a thread's first matrix product on a stream.
 
-    On the program's threads it comes right after the product's result, with the same stack.  It stays, or it is freed
-    before anything else happens, as for each product since torch 2.15.  No other block does all of that.  Autograd's
-    threads have no line.  There, a gradient of this size that is added to another at once looks alike; but it is the
-    first block that its node makes, so something was freed between the last product and it.  In compiled code, a
-    product whose result is given makes nothing else.  Of what is made to tune kernels, nothing else stays.
+    It comes right after the product's result, with the same stack.  It stays, or it is freed before anything else
+    happens, as for each product since torch 2.15.  No other block does all of that.  Autograd's threads mostly have no
+    line.  There, a gradient of this size that is added to another at once looks alike; but it is the first block that
+    its node makes, so something was freed between the last product and it.  A product whose result is given makes
+    nothing else.  Of what is made to tune kernels, nothing else stays.
     """
     if not has_beginning(analysis.notes):  # the first product may not be in the trace
         return
@@ -149,17 +149,16 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
     for block in likely:
         frames = analysis.frames(block.stack)
         is_compiled = source.is_compiled(frames)
-        # Autograd's thread has Python only where backward is compiled, or a dry run's kernels are.
-        is_autograds = not block.stack or (is_compiled and block.phase == "backward")
-        key = block.device, block.stream, is_autograds
+        key = block.device, block.stream, source.is_on_autograds(frames, block.phase)
         until = taken.get(key, -1)
         is_named = source.is_cublas(frames)  # by C++ frames, whichever thread it is of
         if not is_named and (until is None or block.alloc_event < until):
             continue
         is_tuned = source.is_tuning(frames) and block.free_event is None
-        # Without a stack: _lives_so() has shown that it is not a gradient.
-        is_product = not block.stack or is_tuned or source.is_matrix_product(frames)
-        is_one = is_tuned or is_compiled or block.alloc_event in second
+        is_bare = _is_bare(block, analysis)  # _lives_so() has shown that it is not a gradient
+        is_product = is_bare or is_tuned or source.is_matrix_product(frames)
+        is_alone = is_tuned or is_compiled or source.is_given(frames)
+        is_one = is_alone or block.alloc_event in second
         if is_product is None or is_named or (is_product and is_one):
             taken[key] = block.free_event
             if is_named or is_product is not None:  # None: it may be the one, and then no other is
@@ -194,6 +193,12 @@ def _may_have_one(analysis: Analysis, moment: Moment, n_bytes: int) -> bool:
     )
 
 
+def _is_bare(block: Block, analysis: Analysis) -> bool:
+    """Is no line known that asked for it, as on autograd's threads?"""
+    frames = analysis.frames(block.stack)
+    return source.innermost_in_python(frames) is None and not source.is_cublas(frames)
+
+
 def _goes_at_once(block: Block) -> bool:
     return block.free_event == block.alloc_event + 1
 
@@ -205,7 +210,7 @@ def _lives_so(block: Block, analysis: Analysis) -> bool:
     n_steps = bisect.bisect(begins, end) - bisect.bisect(begins, block.alloc_event)
     if block.category:
         return False
-    if block.stack:
+    if not _is_bare(block, analysis):
         return block.free_event is None or _goes_at_once(block) or n_steps > 2
     if _goes_at_once(block):
         return block.phase == "backward" and gives_workspaces_back(analysis.notes)
@@ -214,7 +219,25 @@ def _lives_so(block: Block, analysis: Analysis) -> bool:
         phase.name == "optimizer" and block.alloc_event < phase.begin < end
         for phase in analysis.phases
     )
-    return block.phase == "backward" and is_looked_at and "optimizers" in analysis.notes
+    if "optimizers" in analysis.notes:
+        return block.phase == "backward" and is_looked_at
+    # Without one of torch's: a gradient stays beside the tensor that it is of.
+    is_kept = block.free_event is None and block.phase == "backward"
+    return is_kept and not _has_tensor(block, analysis)
+
+
+def _has_tensor(block: Block, analysis: Analysis) -> bool:
+    """Does a tensor that the block may be the gradient of live at the peak, or else at the end?"""
+    sizes = workspace_sizes(analysis.notes)
+    here = analysis.peak.blocks
+    if block not in here:
+        here = analysis.moments[max(analysis.moments)].blocks
+    return any(
+        other.bytes >= block.bytes
+        and other.alloc_event < block.alloc_event
+        and not (other.bytes in sizes and source.is_matrix_product(analysis.frames(other.stack)))
+        for other in here
+    )
 
 
 def _of_same_stack(

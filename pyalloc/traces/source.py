@@ -37,11 +37,14 @@ _AUTOGRAD: Frame = (f"{_ENGINE}thread_main", "", 0)
 # torch's own functions: losses, softmax, distributions.  The program cannot change what they do inside.
 _OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
 _BACKWARD = re.compile(r"/torch/autograd/(__init__|graph)\.py$")
+_ENTERED = re.compile(r"/torch/(autograd/function|utils/checkpoint)\.py$")  # by autograd's threads
 _PRODUCT = re.compile(
-    r"@|m[mv]\(|dot\(|matmul|linear|einsum|attention|lstm|gru|rnn|inner\(|cdist|matrix_power|triangular|pinv"
+    r"@|m[mv]_?\(|dot\(|matmul|linear|einsum|attention|lstm|gru|rnn|inner\(|cdist|matrix_power|triangular|pinv"
     r"|lstsq|cov\(|corrcoef",
     re.IGNORECASE,
 )
+# A product whose result is given, so that the line makes nothing else.
+_GIVEN = re.compile(r"\bout=|m[mv]_\(")
 _OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and tensor subclasses
 # torch's code on the way to a kernel: in 2.14, bmm(), sum(), norm() and some others pass through Python.
 _ROUTE = re.compile(r"/torch/(_ops\.py$|_native/|_compile\.py$|_dynamo/eval_frame\.py$)")
@@ -184,14 +187,19 @@ def _is_between(file: str) -> bool:
 
 
 def without_bootstrap(frames: list[Frame]) -> list[Frame]:
-    """Leaves out pyalloc's own calls: a dry run's kernels are in Python, even on autograd's threads with no other."""
+    """Leaves out pyalloc's own calls: a dry run's kernels are in Python, even on autograd's threads with no other.
+
+    Torch's way to a kernel is in Python for some of them, too.
+    """
     kept: list[Frame] = []
     for _, group in itertools.groupby(frames, lambda frame: _is_between(frame[1])):
         calls = list(group)
         if any(_BOOTSTRAP in file for _, file, _ in calls):
             calls = [frame for frame in calls if is_cpp(frame[1])]
         kept += calls
-    return kept or [_AUTOGRAD] * bool(frames)
+    # Other threads have the program's own lines around torch's way to a kernel.
+    tells_nothing = bool(frames) and all(_ROUTE.search(file) for _, file, _ in kept)
+    return [_AUTOGRAD] if tells_nothing else kept
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:
@@ -266,8 +274,16 @@ def optimizer(frames: tuple[Frame, ...]) -> str:
 
 
 def is_autograd(frames: tuple[Frame, ...]) -> bool:
-    """Is this on one of autograd's threads, which run no Python?  Known only if C++ frames were recorded."""
+    """Is this on one of autograd's threads?  Known if C++ frames were recorded, or if it has no Python of its own."""
     return any(name.startswith(_ENGINE) for name, _, _ in frames)
+
+
+def is_on_autograds(frames: tuple[Frame, ...], phase: str) -> bool:
+    """The same, also known by Python that autograd calls there: a Function's backward, hooks, compiled code."""
+    lines = [file for _, file, _ in frames if not is_cpp(file)]
+    if not lines or is_autograd(frames) or _ENTERED.search(lines[-1]):
+        return True
+    return phase == "backward" and not any(_BACKWARD.search(file) for file in lines)
 
 
 def is_backward(frames: tuple[Frame, ...]) -> bool:
@@ -339,6 +355,12 @@ def _is_product(frames: tuple[Frame, ...]) -> bool:
         is_linear = name == "forward" and file.endswith("/torch/nn/modules/linear.py")
         return is_linear or bool(_PRODUCT.search(text_of(Place(file, line, name))))
     return False
+
+
+def is_given(frames: tuple[Frame, ...]) -> bool:
+    """Is the result of what the innermost line computes given to it?"""
+    at = innermost_in_python(frames)
+    return at is not None and bool(_GIVEN.search(text_of(Place(at[1], at[2], at[0]))))
 
 
 def is_torchs(frames: tuple[Frame, ...]) -> bool:

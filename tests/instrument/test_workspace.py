@@ -183,6 +183,77 @@ def test_that_of_cublaslt_goes_with_its_product(
     assert [n for _, n in labelled(found)] == [n]
 
 
+# What a backward pass of loss() computes first: on a thread of autograd's, whose Python is what it calls there.
+FIRST_IN_BACKWARD = {
+    "bmm": "return torch.bmm(x[None], weight[None])",  # passes through Python in torch 2.14
+    "function": "return Product.apply(x, weight)",
+    "given": "return Given.apply(x, weight)",
+    "checkpoint": "return checkpoint(product, x, weight, use_reentrant=False)",
+    "reentrant": "return checkpoint(product, x, weight, use_reentrant=True)",
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("has_optimizer", [True, False])
+@pytest.mark.parametrize("first", FIRST_IN_BACKWARD)
+def test_that_of_autograds_thread_is_known_by_whatever_needs_it_first(
+    record: Record, first: str, has_optimizer: bool
+) -> None:
+    path = record(f"""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def product(x, weight):
+        return x @ weight
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, weight = ctx.saved_tensors
+            return grad @ weight.T, x.T @ grad
+
+    class Given(Product):
+        @staticmethod
+        def backward(ctx, grad):
+            x, weight = ctx.saved_tensors
+            d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
+            torch.mm(grad, weight.T, out=d_x)
+            return d_x, d_weight.addmm_(x.T, grad)
+
+    def loss(x):
+        {FIRST_IN_BACKWARD[first]}
+
+    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+    optimizers = [torch.optim.SGD([weight], lr=0.1)] * {has_optimizer:d}
+    for step in range(3):
+        loss(torch.ones(64, 64, device="cuda", requires_grad=True)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        weight.grad = None
+    """)  # fmt: skip
+    assert [n for _, n in labelled(trace.analyse(path))] == [32 * MIB] * 2
+    assert "zero_grad" not in kinds(path)
+
+
+@pytest.mark.torch
+def test_a_gradient_of_its_size_without_an_optimizer_is_none(record: Record) -> None:
+    """The first product of autograd's thread is that gradient; its tensor lives beside it."""
+    found = trace.analyse(record("""
+    import torch
+    x = torch.ones(64, 64, device="cuda")
+    weight = torch.ones(64, 8 << 14, device="cuda", requires_grad=True)
+    for step in range(3):
+        (x @ weight).sum().backward()
+    """))  # fmt: skip
+    gradients = [b.bytes for b in found.peak.blocks if found.category(b) == "gradients"]
+    assert 32 * MIB in gradients
+
+
 @pytest.mark.torch
 def test_the_oom_file_does_not_blame_the_line(record: Record) -> None:
     source = PROGRAM.replace("BATCH", "(64, 64, 64, 2**24)[step]")
