@@ -152,8 +152,8 @@ control_write_json(FILE *file) {
         (void)fprintf(
             file,
             "%s\n    {\"physical\": %d, \"capacity\": %zu, \"used_bytes\": %zu, \"peak_bytes\": %zu, "
-            "\"launches\": %llu}",
-            i == 0 ? "" : ",", dev.physical, dev.capacity, dev.used, dev.peak,
+            "\"peak_managed_bytes\": %zu, \"launches\": %llu}",
+            i == 0 ? "" : ",", dev.physical, dev.capacity, dev.used, dev.peak, dev.managed_peak,
             (unsigned long long)dev.n_launches);
     }
     pya_hc_lock();

@@ -56,12 +56,25 @@ memory_give_small(struct pya_hc_device *dev, const struct pya_hc_region *region)
 /* Managed memory moves to the device page by page when a kernel touches it, and may exceed the device's capacity.  Our kernels
  * touch nothing, so it is not charged. */
 static int
+memory_take_managed(struct pya_hc_device *dev, struct pya_hc_region *region) {
+    int error = pya_hc_physical_place_locked(dev, region->mapped, &region->offset);
+    if (error != CU_OK) {
+        return error;
+    }
+    dev->managed += region->size;
+    if (dev->managed > dev->managed_peak) {
+        dev->managed_peak = dev->managed;
+    }
+    return CU_OK;
+}
+
+static int
 memory_take(struct pya_hc_device *dev, struct pya_hc_region *region) {
     if (memory_is_small(region)) {
         return memory_take_small(dev, region);
     }
     return region->kind == REGION_MANAGED
-               ? pya_hc_physical_place_locked(dev, region->mapped, &region->offset)
+               ? memory_take_managed(dev, region)
                : pya_hc_physical_take_locked(dev, region->mapped, &region->offset);
 }
 
@@ -71,6 +84,7 @@ memory_give(const struct pya_hc_region *region) {
     if (memory_is_small(region)) {
         memory_give_small(dev, region);
     } else if (region->kind == REGION_MANAGED) {
+        dev->managed -= region->size;
         pya_hc_physical_drop_locked(dev, region->offset, region->mapped);
     } else {
         pya_hc_physical_give_locked(dev, region->offset, region->mapped);

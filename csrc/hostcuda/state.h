@@ -19,6 +19,7 @@ struct pya_hc_device {
     _Atomic size_t capacity;          /* bytes of memory the device has */
     size_t used, peak;                /* physical bytes: plain allocations, VMM handles, pools */
     size_t small;                     /* bytes of those that share pages; `used` has whole pages */
+    size_t managed, managed_peak;     /* bytes of managed memory, which is not charged */
     int fd;                           /* memfd that holds the device's bytes; -1 before first use */
     struct pya_hc_extents file;       /* used ranges of that file */
     uint64_t n_launches;              /* kernels launched so far: the clock of delayed events */

@@ -52,6 +52,7 @@ class DeviceUse:
     """One device of one process, in bytes.  requested, allocated and reserved are torch's figures, None if unknown.
 
     physical: which of --devices it is; device: its number in the process, which may only see some of them.
+    peak_managed_bytes: of managed memory, which peak_device_bytes does not contain.
     began_ns, ended_ns: when the process began to use a device (0: unknown), and when it ended.
     """
 
@@ -65,6 +66,7 @@ class DeviceUse:
     peak_reserved_bytes: int | None
     began_ns: int = 0
     ended_ns: int = 0
+    peak_managed_bytes: int = 0
 
 
 class Shared(NamedTuple):
@@ -336,7 +338,8 @@ def _uses(
         )
         for index, device in enumerate(process["devices"]):
             peaks = told.get(str(index), {})
-            if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
+            used = device["peak_bytes"], device["peak_managed_bytes"], peaks.get("reserved", 0)
+            if any(used):
                 yield DeviceUse(
                     pid=pid,
                     device=index,
@@ -348,6 +351,7 @@ def _uses(
                     peak_reserved_bytes=peaks.get("reserved"),
                     began_ns=began,
                     ended_ns=ended,
+                    peak_managed_bytes=device["peak_managed_bytes"],
                 )
 
 

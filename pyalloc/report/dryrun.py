@@ -302,6 +302,12 @@ def _remarks(result: Result) -> list[str]:
             "note: a card also has to hold the CUDA context (usually a few hundred MiB), NCCL's buffers and cuDNN's "
             f"workspaces; they are not counted here, and {_size(left)} are left for them"
         )
+    managed = max((use.peak_managed_bytes for use in result.devices), default=0)
+    if managed > 0:
+        found.append(
+            f"note: {_size(managed)} of managed memory (cudaMallocManaged, as in paged optimizers) are not counted; a "
+            "card holds as much of it as it has room for, and the host the rest"
+        )
     if result.unfollowed:
         found.append(
             f"note: with PyTorch {result.torch}, numbers that the program changes in place on the device count as "

@@ -52,6 +52,28 @@ def test_summary_tells_peaks_even_when_the_program_resets_them(
     assert "--force" in err
 
 
+def test_managed_memory_is_told_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Paged optimizers keep their state in it; it may exceed the device, so it is no part of what must fit."""
+    source = """
+        import ctypes, torch
+        torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        cuda = ctypes.CDLL(None)
+        def take(size):
+            pointer = ctypes.c_void_p()
+            assert cuda.cudaMallocManaged(ctypes.byref(pointer), ctypes.c_size_t(size), 1) == 0
+            return pointer
+        assert cuda.cudaFree(take(300 << 20)) == 0
+        kept = take(500 << 20), take(100)
+    """
+    arguments = ["--memory", "256MB", "--json", "figures.json"]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "fits 256.0 MiB" in err and "note: 500.0 MiB of managed memory" in flat(err)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["devices"][0]["peak_managed_bytes"] == (500 << 20) + 100
+    assert figures["peak_device_bytes"] < 32 << 20
+
+
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
