@@ -253,11 +253,14 @@ def name(frames: tuple[Frame, ...], phase: str = "") -> str:
 
 
 def inside(frames: tuple[Frame, ...]) -> Place | None:
-    """The innermost line of a library built on torch that the user's own line led to; None if that is torch itself."""
+    """The innermost line of a library built on torch that the user's own line led to; None if that is torch itself.
+
+    A library's tensor subclass or mode, which passes each call on, is no such line.
+    """
     for name, file, line in frames:
         if not is_foreign(file):
             return None
-        if file.endswith(".py") and _BUILT_ON_TORCH.search(file):
+        if file.endswith(".py") and _BUILT_ON_TORCH.search(file) and name not in _OVERRIDES:
             return Place(file, line, qualified(file, line, name))
     return None
 

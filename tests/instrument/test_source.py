@@ -100,6 +100,19 @@ def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() ->
     assert source.place((("made", "<string>", 1),)) is None
 
 
+@pytest.mark.parametrize("override", ["__torch_function__", "__torch_dispatch__"])
+def test_what_passes_a_call_on_is_no_line_of_a_library(override: str) -> None:
+    """Every operator on a tensor of MONAI's comes through its class, which knows nothing of who called."""
+    tensor = (override, f"{LIBRARIES}/monai/meta_tensor.py", 1)
+    way = ("_convert", f"{LIBRARIES}/torch/_tensor.py", 2)
+    loss = ("forward", f"{LIBRARIES}/monai/dice.py", 3)
+    user = ("main", "/home/me/run/train.py", 4)
+    assert str(source.inside((tensor, way, loss, user))) == "monai/dice.py:3 forward"
+    assert source.inside((tensor, way, user)) is None  # the program's own operator
+    assert str(source.place((tensor, way, loss))) == "monai/dice.py:3 forward"  # on another thread
+    assert str(source.place((tensor,))) == f"monai/meta_tensor.py:1 {override}"
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
