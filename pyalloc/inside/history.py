@@ -5,6 +5,7 @@ Levels, defaults and errors are torch's: torch.cuda.memory._record_memory_histor
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 import sys
@@ -33,6 +34,7 @@ class _History:
     """What of the recording lives in Python."""
 
     enabled: bool = False
+    again: Callable[[], None] | None = None  # switches it on as it is
     is_held: bool = False  # by a recording
     has_told: bool = False
 
@@ -43,6 +45,11 @@ _history = _History()
 def is_enabled() -> bool:
     """Is history being recorded?"""
     return _history.enabled
+
+
+def again() -> Callable[[], None] | None:
+    """What switches the history on again as it is; None while it is off."""
+    return _history.again
 
 
 def hold(is_held: bool) -> None:
@@ -85,6 +92,7 @@ def record(original: Callable[..., Any], *given: Any) -> None:
         return
     entries = max_entries if enabled == "all" else 1  # with "state" torch keeps the latest
     _start(_LEVELS[context], entries, skip_mask, stacks == "all", clear)
+    _history.again = functools.partial(record, original, *given)
 
 
 def _skip_mask(names: Any) -> int:
@@ -139,6 +147,16 @@ def record_legacy(
         return
     level = (2 if record_context_of_allocations else 1) if record_context else 0
     _start(level, max_entries, skip_mask, record_context_cpp, clear_history)
+    _history.again = functools.partial(
+        record_legacy,
+        original,
+        enabled,
+        record_context,
+        max_entries,
+        record_context_of_allocations,
+        record_context_cpp,
+        *newer,
+    )
 
 
 def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bool) -> None:
@@ -151,6 +169,7 @@ def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bo
 def _stop() -> None:
     _core.history_stop()
     _history.enabled = False
+    _history.again = None
 
 
 def snapshot(

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ class Recorder:
     lock: Any = field(default_factory=threading.RLock)
     n_marks: int = 0
     hooks: Any = None
+    switch_on_again: Callable[[], None] | None = None  # the program's own history on pyalloc
     explain_from: float = 0.0  # time.monotonic(): before it, out of memory is not explained again
     told_oom: Path | None = None  # the file with the explanation
     is_told: bool = False  # it was reported that there is no explanation
@@ -167,6 +168,8 @@ class Recorder:
             )
         if isinstance(self.source, Torchs):
             sharing.begin(torch, self.lock, self._move, self.source.switch)
+        else:
+            self.switch_on_again = history.again()
         try:
             self._begin_events(torch, writer, now)
         except BaseException:
@@ -330,6 +333,8 @@ class Recorder:
             sharing.hand_back(torch)
         elif torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(enabled=None)
+            if self.switch_on_again is not None:
+                self.switch_on_again()
 
     def _detach(self) -> None:
         """Stops listening to marks."""

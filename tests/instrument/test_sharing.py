@@ -101,6 +101,28 @@ def test_a_recording_without_stacks_has_none_of_the_programs(record: Record) -> 
     assert not any(event.stack for event in told)
 
 
+@pytest.mark.parametrize("call", ["max_entries=2", "True, trace_alloc_max_entries=2", ""])
+def test_a_programs_history_on_pyalloc_goes_on_after_a_recording(
+    dry_python: DryPython, tmp_path: Path, call: str
+) -> None:
+    """As the program switched it on; it has no entries of before."""
+    done = dry_python(f"""
+        import threading, torch, pyalloc
+        pyalloc.install()
+        if {call!r}:
+            torch.cuda.memory._record_memory_history({call})
+        recording = pyalloc.record({str(tmp_path / "1.pya")!r})
+        recording.__enter__()
+        ending = threading.Thread(target=recording.__exit__, args=(None, None, None))
+        ending.start()
+        ending.join()
+        kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (3, 4, 5)]
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        print(len(trace), torch._C._cuda_isHistoryEnabled())
+        """)
+    assert done.stdout.split() == (["2", "True"] if call else ["0", "False"]), done.stderr
+
+
 def test_a_programs_history_goes_on_around_a_recording(
     dry_python: DryPython, tmp_path: Path
 ) -> None:
