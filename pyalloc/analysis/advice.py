@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from pyalloc.analysis import allocators, attention, checkpoints, collected, leaks, retries, training
-from pyalloc.analysis.falling import LASTING, TRAINING, alive_at, falls_by
+from pyalloc.analysis import (
+    allocators,
+    attention,
+    checkpoints,
+    collected,
+    leaks,
+    passes,
+    retries,
+    training,
+)
+from pyalloc.analysis.falling import TRAINING, falls_by
 from pyalloc.analysis.idle import idle_runs, knows_backwards
 from pyalloc.analysis.meaning import FORWARDS, Analysis, in_all_layers
 from pyalloc.common.units import size
@@ -19,7 +27,7 @@ from pyalloc.traces.moments import Block
 
 _STREAMS = 3  # streams with a workspace from which on it is told: a program may need two
 _UNUSED_SHARE = 0.25  # of the parameters: from that on, gradients that no optimizer uses are told
-# Of the peak: less is not told.  The second is for gradients, optimizers' state, and a single pass for nothing.
+# Of the peak: less is not told.  The second is for gradients and optimizers' state.
 _SHARE, _SMALLER_SHARE = 0.05, 0.03
 # Reductions that einsum cannot do.
 _NO_PRODUCT = re.compile(r"softmax|logsumexp|cross_entropy|_loss\b")
@@ -34,13 +42,12 @@ def advise(analysis: Analysis) -> list[Advice]:
 
 def _findings(analysis: Analysis) -> list[Advice]:
     runs, retained = idle_runs(analysis)
-    idle = _passes_of([*runs, *retained])
-    kept = _kept_by(idle, analysis)
+    idle = list(itertools.chain.from_iterable([*runs, *retained]))
+    kept = passes.kept_by(idle, analysis)
     unused = list(_unused_gradients(analysis))
     found = [
         *_leak(analysis),
-        *_no_grad(runs, analysis),
-        *_retain_graph(retained, analysis),
+        *passes.advice(runs, retained, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
         *unused,
@@ -55,7 +62,7 @@ def _findings(analysis: Analysis) -> list[Advice]:
         *attention.advice(analysis),
         *collected.advice(analysis),
         # Only for forward passes that need a backward pass, and get one.
-        *([] if _is_in_one(idle, analysis) or unused else checkpoints.advice(analysis, kept)),
+        *([] if passes.is_in_one(idle, analysis) or unused else checkpoints.advice(analysis, kept)),
         *allocators.advice(analysis),
     ]
     return sorted(found, key=lambda advice: -(advice.saved_bytes or 0))
@@ -91,210 +98,6 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
             f"{grown.name}{within} holds {size(grown.per_step)} more at each {turn} "
             f"({size(grown.bytes)} over those examined). {why}",
             grown.bytes,
-        )
-
-
-def _passes_of(runs: list[list[Phase]]) -> list[Phase]:
-    return list(itertools.chain.from_iterable(runs))
-
-
-def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
-    """Does the peak lie in one of these phases?"""
-    peak = analysis.totals["peak_event"]
-    return any(phase.begin < peak <= phase.end for phase in phases)
-
-
-def _in_pass(passes: list[Phase], begin: int, end: int) -> Phase | None:
-    """The first of these passes, given in order, that overlaps these events."""
-    at = bisect.bisect_right(passes, begin, key=lambda phase: phase.end)
-    return passes[at] if at < len(passes) and passes[at].begin < end else None
-
-
-def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
-    """What these passes made that is alive at the peak, and after the end of its pass."""
-    kept = set()
-    for block in analysis.peak.blocks:
-        made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
-        if (
-            made is not None
-            and block.alloc_event not in analysis.workspaces
-            and (block.free_event is None or block.free_event > made.end)
-        ):
-            kept.add(block)
-    return kept
-
-
-def _results(kept: set[Block], passes: list[Phase]) -> set[Block]:
-    """Of these, what passes returned and something holds: it stays without gradients as well.
-
-    A pass makes it last, and it is freed last.  What only the graph holds goes with the graph, which begins at its end.
-    """
-    of_pass: dict[int, list[Block]] = {}
-    for block in sorted(kept, key=lambda block: block.alloc_event):
-        made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
-        if made is not None:
-            of_pass.setdefault(made.begin, []).append(block)
-    left = {phase.begin: phase.left_bytes for phase in passes}
-    found = set()
-    for begin, (*others, last) in of_pass.items():
-        frees = [block.free_event for block in others if block.free_event is not None]
-        is_alone = not others and last.bytes <= left[begin] / 2  # the graph is gone
-        is_last = len(frees) == len(others) > 0 and (
-            last.free_event is None or last.free_event > max(frees)
-        )
-        if is_alone or is_last:
-            found.add(last)
-    return found
-
-
-def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], int]:
-    """A function: how many bytes of these blocks, all alive at the peak, are alive throughout a phase."""
-    peak = analysis.totals["peak_event"]
-    bytes_at = alive_at(kept, peak)
-
-    def through(phase: Phase) -> int:
-        if phase.end <= peak:  # all are freed later
-            return bytes_at(phase.begin)
-        if phase.begin >= peak:  # all were made earlier
-            return bytes_at(phase.end)
-        return sum(
-            block.bytes
-            for block in kept
-            if block.alloc_event <= phase.begin
-            and (block.free_event is None or block.free_event >= phase.end)
-        )
-
-    return through
-
-
-def _bytes_before(runs: list[list[Phase]], analysis: Analysis) -> Callable[[Phase], int]:
-    """A function: how many more bytes are alive when a phase begins than when the run of passes around it began.
-
-    The passes kept so much until then, whether it is alive at the peak or not.
-    """
-    ends = [p.begin for p in analysis.phases if p.name in ("backward", "optimizer")]
-
-    def before(phase: Phase) -> int:
-        at = bisect.bisect(runs, phase.begin, key=lambda run: run[0].begin) - 1
-        if at < 0:
-            return 0
-        first = runs[at][0]
-        if bisect.bisect(ends, phase.begin) > bisect.bisect(ends, first.begin):
-            return 0
-        return max(0, phase.begin_bytes - first.begin_bytes)
-
-    return before
-
-
-def _bytes_likewise(
-    kept: set[Block], runs: list[list[Phase]], analysis: Analysis
-) -> Callable[[Phase], int]:
-    """A function: how many more bytes are alive in a phase because of the run of passes before it, by the peak's turn.
-
-    A program that repeats itself has other blocks each time.  The phase is as far from its run as the one by which it
-    is judged is from the last run before the peak.
-    """
-    starts = [run[0].begin for run in runs]
-    begins = [phase.begin for phase in analysis.phases]
-    turns = [bisect.bisect_left(begins, start) for start in (*starts, analysis.totals["n_events"])]
-    last = bisect.bisect_left(starts, analysis.totals["peak_event"]) - 1
-    if last < 0:
-        return lambda _: 0
-    own = {block for block in kept if block.alloc_event > starts[last]}
-    through = _bytes_through(own, analysis)
-
-    def likewise(phase: Phase) -> int:
-        turn = bisect.bisect(starts, phase.begin) - 1
-        if turn < 0 or turn == last:
-            return 0
-        at = turns[last] + bisect.bisect_left(begins, phase.begin) - turns[turn]
-        if at >= turns[last + 1] or analysis.phases[at].name != phase.name:
-            return 0
-        alive, left = through(analysis.phases[at]), sum(each.left_bytes for each in runs[turn])
-        return min(alive, left) if alive > left / 2 else 0  # less may be the passes' results
-
-    return likewise
-
-
-def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis) -> int:
-    """By how many bytes the peak falls if these passes keep nothing: to what is needed, or to another phase's peak."""
-    if not kept:
-        return 0
-    elsewhere = 0
-    idle = _passes_of(runs)
-    known = (
-        _bytes_through(kept, analysis),
-        _bytes_before(runs, analysis),
-        _bytes_likewise(kept, runs, analysis),
-    )
-    for phase in sorted(analysis.phases, key=lambda phase: -phase.peak_bytes):
-        if phase.peak_bytes <= elsewhere:
-            break
-        if _in_pass(idle, phase.begin, phase.end) is None:
-            goes = max(of(phase) for of in known)
-            elsewhere = max(elsewhere, phase.peak_bytes - goes)
-    needed = max(block.bytes for block in kept)  # by the operation at work
-    peak: int = analysis.totals["peak_bytes"]
-    return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
-
-
-def _without_graph(kept: set[Block], analysis: Analysis) -> int:
-    """By how many bytes the peak falls without what is still there although its backward pass has ended."""
-    ended = [
-        phase.begin
-        for phase in analysis.phases
-        if phase.name == "backward" and phase.end <= analysis.totals["peak_event"]
-    ]
-    last = max(ended, default=0)
-    return falls_by([b for b in kept if b.alloc_event < last], analysis, (*LASTING, "inference"))
-
-
-def _in_words(runs: list[list[Phase]], saved: int) -> tuple[int, str, str]:
-    """Length of the longest run, what its passes keep, and how far the peak falls."""
-    most = max(runs, key=len)
-    left = [phase.left_bytes for phase in most]
-    each = f"{'up to ' * (2 * min(left) < max(left))}{size(max(left))}"
-    falls = (
-        f"That would lower the peak by about {size(saved)}."
-        if saved
-        else "The peak lies elsewhere and would not change."
-    )
-    return len(most), each, falls
-
-
-def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
-    if not runs:
-        return
-    passes = _passes_of(runs)
-    kept = _kept_by(passes, analysis)
-    saved = _falls_without(kept - _results(kept, passes), runs, analysis)
-    n, each, falls = _in_words(runs, saved)
-    keep, what = (
-        (f"{n} forward passes in a row keep {each} each", "evaluation")
-        if n > 1
-        else (f"A forward pass keeps {each}", "a pass whose output is detached, or only read")
-    )
-    if n > 1 or saved > _SMALLER_SHARE * analysis.totals["peak_bytes"]:
-        yield Advice(
-            "no_grad",
-            f"{keep} for a backward pass that never comes. Put `with torch.no_grad():` (or torch.inference_mode()) "
-            f"around {what}. {falls}",
-            saved,
-        )
-
-
-def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
-    if runs:
-        passes = _passes_of(runs)
-        saved = _without_graph(_kept_by(passes, analysis), analysis)
-        n, each, falls = _in_words(runs, saved)
-        keep = f"{n} forward passes in a row keep {each} each" if n > 1 else f"A pass keeps {each}"
-        yield Advice(
-            "retain_graph",
-            f"{keep} after the backward pass, which was called with retain_graph=True. Leave that out, and "
-            "`.detach()` what one step passes on to the next (a hidden state). "
-            f"{falls}",
-            saved,
         )
 
 

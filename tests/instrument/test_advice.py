@@ -13,7 +13,7 @@ import pytest
 
 from instrument.tools import MIB, Plan, kinds, small_trace, written
 from pyalloc import trace
-from pyalloc.analysis import advice, allocators, checkpoints, collected
+from pyalloc.analysis import advice, allocators, checkpoints, collected, passes
 from pyalloc.analysis.falling import TRAINING, falls_by
 from pyalloc.analysis.meaning import Analysis
 from pyalloc.report import data, text
@@ -38,7 +38,7 @@ def test_what_lives_all_through_a_phase_is_as_if_each_block_were_asked() -> None
             for i in range(dice.randint(1, 8))
         }
         analysis: Any = SimpleNamespace(totals={"peak_event": peak})
-        through = advice._bytes_through(kept, analysis)
+        through = passes._bytes_through(kept, analysis)
         begin = dice.randint(0, 100)
         one = phase("forward", begin, dice.randint(begin, 100))
         assert through(one) == sum(
@@ -262,8 +262,8 @@ def test_much_that_waits_for_other_streams_is_told(pending: int, idle: int, is_t
     [(9, 10, None), (10, 11, 10), (19, 20, 10), (20, 30, None), (20, 31, 30), (40, 50, None)],
 )
 def test_the_pass_in_which_an_event_lies(begin: int, end: int, found: int | None) -> None:
-    passes = [phase("forward", 10, 20), phase("forward", 30, 40)]
-    lies = advice._in_pass(passes, begin, end)
+    run = [phase("forward", 10, 20), phase("forward", 30, 40)]
+    lies = passes._in_pass(run, begin, end)
     assert (lies and lies.begin) == found
 
 
