@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc.analysis.falling import LASTING, alive_at, falls_by
@@ -14,6 +15,7 @@ from pyalloc.traces.moments import Block
 
 # Of the peak: a single pass that keeps memory for nothing is told if that saves more.
 _SINGLE = 0.03
+_Maker = tuple[int, str]  # a stack and a module
 
 
 def advice(
@@ -59,11 +61,7 @@ def _results(kept: set[Block], passes: list[Phase]) -> set[Block]:
 
     A pass makes it last, and it is freed last.  What only the graph holds goes with the graph, which begins at its end.
     """
-    of_pass: dict[int, list[Block]] = {}
-    for block in sorted(kept, key=lambda block: block.alloc_event):
-        made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
-        if made is not None:
-            of_pass.setdefault(made.begin, []).append(block)
+    of_pass = _by_pass(kept, passes)
     left = {phase.begin: phase.left_bytes for phase in passes}
     found = set()
     for begin, (*others, last) in of_pass.items():
@@ -74,6 +72,29 @@ def _results(kept: set[Block], passes: list[Phase]) -> set[Block]:
         )
         if is_alone or is_last:
             found.add(last)
+    return found
+
+
+def _cached(kept: set[Block], passes: list[Phase]) -> set[Block]:
+    """Of the last pass, what is larger in each pass, while most is not: a cache of keys and values, held anyway."""
+    first, second, last = [[], [], [], *_by_pass(kept, passes).values()][-3:]
+    sizes: list[Counter[_Maker]] = []
+    for blocks in (first, second, last):
+        sizes.append(Counter())
+        for block in blocks:
+            sizes[-1][block.stack, block.module] += block.bytes
+    grown = {key for key in sizes[2] if 0 < sizes[0][key] < sizes[1][key] < sizes[2][key]}
+    found = {block for block in last if (block.stack, block.module) in grown}
+    return found if 2 * len(found) < len(last) else set()
+
+
+def _by_pass(kept: set[Block], passes: list[Phase]) -> dict[int, list[Block]]:
+    """What each pass made, in order, by where it begins."""
+    found: dict[int, list[Block]] = {}
+    for block in sorted(kept, key=lambda block: block.alloc_event):
+        made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
+        if made is not None:
+            found.setdefault(made.begin, []).append(block)
     return found
 
 
@@ -150,22 +171,44 @@ def _falls_without(kept: set[Block], runs: list[list[Phase]], analysis: Analysis
     """By how many bytes the peak falls if these passes keep nothing: to what is needed, or to another phase's peak."""
     if not kept:
         return 0
-    elsewhere = 0
+    goes = _bytes_gone(kept, runs, analysis)
+    needed = max(block.bytes for block in kept)  # by the operation at work
     idle = _passes_of(runs)
-    known = (
-        _bytes_through(kept, analysis),
-        _bytes_before(runs, analysis),
-        _bytes_likewise(kept, runs, analysis),
-    )
+    # Those around the peak, of whose blocks it is known how long they live.
+    at = bisect.bisect_left(runs, analysis.totals["peak_event"], key=lambda run: run[0].begin)
+    near = _passes_of(runs[max(at - 1, 0) : at + 1])
+    peak: int = analysis.totals["peak_bytes"]
+    elsewhere = peak - sum(block.bytes for block in kept)
+    if is_in_one(idle, analysis):
+        elsewhere += needed
     for phase in sorted(analysis.phases, key=lambda phase: -phase.peak_bytes):
         if phase.peak_bytes <= elsewhere:
             break
         if _in_pass(idle, phase.begin, phase.end) is None:
-            goes = max(of(phase) for of in known)
-            elsewhere = max(elsewhere, phase.peak_bytes - goes)
-    needed = max(block.bytes for block in kept)  # by the operation at work
-    peak: int = analysis.totals["peak_bytes"]
-    return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
+            elsewhere = max(elsewhere, phase.peak_bytes - goes(phase))
+        elif phase in near and not is_in_one([phase], analysis):
+            temporary = phase.peak_bytes - phase.end_bytes
+            elsewhere = max(elsewhere, phase.begin_bytes + needed + temporary - goes(phase))
+    return max(peak - elsewhere, 0)
+
+
+def _bytes_gone(
+    kept: set[Block], runs: list[list[Phase]], analysis: Analysis
+) -> Callable[[Phase], int]:
+    """A function: how many bytes fewer are alive in a phase if these passes keep nothing; at least so many."""
+    through = _bytes_through(kept, analysis)
+    before = _bytes_before(runs, analysis)
+    likewise = _bytes_likewise(kept, runs, analysis)
+    starts = [run[0].begin for run in runs]
+    peak = analysis.totals["peak_event"]
+
+    def gone(phase: Phase) -> int:
+        of_peak, of_run = through(phase), max(before(phase), likewise(phase))
+        at = bisect.bisect(starts, phase.begin) - 1
+        # What a later run keeps comes on top of what is still there of the peak's.
+        return of_peak + of_run if at >= 0 and starts[at] >= peak else max(of_peak, of_run)
+
+    return gone
 
 
 def _without_graph(kept: set[Block], analysis: Analysis) -> int:
@@ -197,7 +240,8 @@ def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
         return
     passes = _passes_of(runs)
     kept = kept_by(passes, analysis)
-    saved = _falls_without(kept - _results(kept, passes), runs, analysis)
+    stays = _results(kept, passes) | _cached(kept, passes)
+    saved = _falls_without(kept - stays, runs, analysis)
     n, each, falls = _in_words(runs, saved)
     keep, what = (
         (f"{n} forward passes in a row keep {each} each", "evaluation")

@@ -114,6 +114,101 @@ def test_an_evaluation_of_one_batch_in_each_step(record: Record) -> None:
     assert 0.7 * fell <= said <= 1.02 * fell, (said / MIB, fell / MIB)
 
 
+HELD = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    class Net(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            layers = (nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(n))
+            self.layers = nn.ModuleList(layers)
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+    teacher, student = Net(4).cuda(), Net(2).cuda()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.randn(8192, 512, device="cuda")
+        with torch.set_grad_enabled(GRAD):
+            wanted = teacher(x)
+        optimizer.zero_grad()
+        F.mse_loss(student(x), wanted.detach()).backward()
+        optimizer.step()
+"""
+REPLAYED = """
+    import torch
+    from torch import nn
+    layers = [nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 4)]
+    model, target = (nn.Sequential(*layers).cuda() for _ in range(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    states = torch.zeros(16384, 2048, dtype=torch.uint8, device="cuda")
+    for step in range(4):
+        which = torch.randint(0, 16384, (8192,), device="cuda")
+        now, then = (states[which].float()[:, :512].contiguous() for _ in range(2))
+        with torch.set_grad_enabled(GRAD):
+            best = target(then).max(1).values
+        optimizer.zero_grad()
+        (model(now).max(1).values - best.detach()).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("program", [HELD, REPLAYED], ids=["teacher", "replay"])
+def test_what_a_variable_holds_into_the_next_step_goes_with_the_rest(
+    record: Record, program: str
+) -> None:
+    """Two steps' graphs beside one another, or one beside the data of the next."""
+    said, before = told(record, program.replace("GRAD", "True"))
+    nothing, after = told(record, program.replace("GRAD", "False"))
+    fell = before - after
+    assert nothing is None and said is not None
+    assert fell > 0.1 * before
+    assert 0.8 * fell <= said <= 1.05 * fell, (said / MIB, fell / MIB)
+
+
+CACHED = """
+    import torch
+    from torch import nn
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.keys, self.up, self.down = nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 256)
+        def forward(self, x, cache, i):
+            keys = self.keys(x)
+            if i in cache:
+                keys = torch.cat([cache[i], keys], 1)
+            cache[i] = keys
+            x = x + x @ keys.transpose(1, 2) @ keys
+            return x + self.down(self.up(x).relu())
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(8))
+        def forward(self, x, cache):
+            for i, layer in enumerate(self.layers):
+                x = layer(x, cache, i)
+            return x[:, -1:].clone()
+    model = Model().cuda()
+    with torch.set_grad_enabled(GRAD):
+        x, cache = torch.randn(32, 256, 256, device="cuda"), {}
+        for token in range(24):
+            x = model(x, cache)
+"""
+
+
+@pytest.mark.torch
+def test_a_cache_that_grows_in_each_pass_stays(record: Record) -> None:
+    said, before = told(record, CACHED.replace("GRAD", "True"))
+    nothing, after = told(record, CACHED.replace("GRAD", "False"))
+    fell = before - after
+    assert nothing is None and said is not None
+    assert fell > 0.4 * before
+    assert 0.95 * fell <= said <= 1.03 * fell, (said / MIB, fell / MIB)
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("trained", [True, False])
 def test_features_that_a_loss_compares_are_needed(record: Record, trained: bool) -> None:

@@ -147,7 +147,7 @@ def test_what_passes_keep_beside_the_training_that_follows_counts_each_time(plan
             plan.event("phase_end", "optimizer")
     found = kinds(plan.done())["no_grad"]
     assert found.text.startswith("4 forward passes in a row keep 12.0 MiB each")
-    assert found.saved_bytes == 44 * MIB
+    assert found.saved_bytes == 48 * MIB  # of 56: what training itself takes stays
 
 
 def test_a_graph_that_is_kept_for_some_steps_each_time(plan: Plan) -> None:
