@@ -46,16 +46,30 @@ def _listed(blocks: list[Block], passes: Sequence[Phase], analysis: Analysis) ->
             of_pass[at].append(block)
     of_pass.pop(max(of_pass, default=-1), None)  # the current pass may be using it
     kept = [block for made in of_pass.values() for block in made]
+    if len(of_pass) < _PASSES:
+        return
     least = _SHARE * analysis.peak.allocated_bytes
-    saved = falls_by(kept, analysis, ("inference",), least) if len(of_pass) >= _PASSES else 0
+    whole = _made_of(blocks, analysis)
+    saved = falls_by([*kept, *whole], analysis, ("inference",), least, is_used=False)
     if saved > least:
+        joined = f" Joined, they hold {size(sum(b.bytes for b in whole))} besides." if whole else ""
         yield Advice(
             "collected",
             f"{len(kept)} tensors of {_name(blocks, analysis)} hold {size(sum(b.bytes for b in kept))} at the peak: "
-            f"the results of {len(of_pass)} passes without backward, left on the device. "
+            f"the results of {len(of_pass)} passes without backward, left on the device.{joined} "
             f"{_instead(blocks, analysis)} That would lower the peak by about {size(saved)}.",
             saved,
         )
+
+
+def _made_of(parts: list[Block], analysis: Analysis) -> list[Block]:
+    """What torch.cat() or torch.stack() made of all of them, now or at the end of an earlier evaluation."""
+    total = sum(block.bytes for block in parts)
+    return [
+        block
+        for block in analysis.peak.blocks
+        if 0 <= total - block.bytes < STEP * len(parts) and analysis.category(block) not in HOLDERS
+    ]
 
 
 def _joined(blocks: list[Block], analysis: Analysis) -> Iterator[Advice]:

@@ -25,6 +25,7 @@ def falls_by(
     alike: Collection[str],
     least: float = 0,
     beside: Collection[Block] | None = None,
+    is_used: bool = True,
 ) -> int:
     """By how many bytes the peak falls without some of the blocks that are alive at it.
 
@@ -32,12 +33,13 @@ def falls_by(
     alike: names of phases that go without such blocks, too; where hardly any of these is alive, others like them are.
     With LASTING these are blocks that a variable may hold until the next step has made its own.
     beside: blocks of the peak's step that are not alive at the peak, and go, too; None: which are is not known.
+    is_used: whether phases that are not alike need these blocks; else they go without those that are alive in them.
     """
     blocks = list(dropped)
     total = sum(block.bytes for block in blocks)
     if total <= least:
         return 0
-    others = _Beside(blocks, analysis, alike, beside)
+    others = _Beside(blocks, analysis, alike, beside, is_used)
     elsewhere = max(itertools.chain(others.in_phases(), others.moment_by_moment()), default=0)
     left: int = analysis.totals["peak_bytes"] - elsewhere
     return max(min(total, left), 0)
@@ -61,6 +63,7 @@ class _Beside:
         analysis: Analysis,
         alike: Collection[str],
         beside: Collection[Block] | None,
+        is_used: bool,
     ) -> None:
         self._peak: int = analysis.totals["peak_event"]
         # Activations belong to a step; blocks that are kept besides have others like them outside of phases.
@@ -73,6 +76,7 @@ class _Beside:
         self._few = _HARDLY * sum(block.bytes for block in blocks)
         self._heights = analysis.heights
         self._alike = alike
+        self._is_used = is_used
         self._phases = [phase for phase in analysis.phases if phase.name in _PHASES]
         around = (p for p in self._phases if p.begin < self._peak <= p.end)
         self._own = next(((p.begin + 1, p.end + 1) for p in around), (self._peak, self._peak))
@@ -115,7 +119,7 @@ class _Beside:
             elif phase in self._updating:
                 yield phase.peak_bytes - self._beside_updates
             elif phase.name not in self._alike:
-                yield phase.peak_bytes
+                yield phase.peak_bytes - (0 if self._is_used else self._alive_in(phase))
             elif alive := self._alive_in(phase):
                 yield phase.peak_bytes - alive
 

@@ -58,6 +58,21 @@ def test_results_that_pile_up(record: Record, keep: str, words: str) -> None:
 
 
 @pytest.mark.torch
+def test_what_results_are_joined_to_goes_with_them(record: Record) -> None:
+    """At the end of an evaluation, while the results of the one before are there, too."""
+    program = EVALUATED.replace("KEEP", "found.append(model(batch())MORE)").replace(
+        "evaluate(12)", "for epoch in range(2): joined = torch.cat(evaluate(12))"
+    )
+    before = record(program.replace("MORE", ""))
+    found, peak = kinds(before)["collected"], trace.analyse(before).totals["peak_bytes"]
+    assert "hold 176.0 MiB" in found.text and "Joined, they hold 384.0 MiB besides" in found.text
+    after = record(program.replace("MORE", ".cpu()"))
+    assert "collected" not in kinds(after)
+    fell = peak - trace.analyse(after).totals["peak_bytes"]
+    assert found.saved_bytes is not None and 0.85 * fell <= found.saved_bytes <= 1.02 * fell
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "loop",
     [
