@@ -84,8 +84,13 @@ def _is_of_classes(stack: int, analysis: Analysis) -> bool:
     where = analysis.place(stack)
     if where is not None and "log_softmax(" in source.text_of(where):
         return True
+    return _is_in(("cross_entropy", "log_softmax"), stack, analysis)
+
+
+def _is_in(functions: tuple[str, ...], stack: int, analysis: Analysis) -> bool:
+    """Does one of these functions of torch.nn.functional run?"""
     return any(
-        name in ("cross_entropy", "log_softmax") and file.endswith("/torch/nn/functional.py")
+        name in functions and file.endswith("/torch/nn/functional.py")
         for name, file, _ in analysis.frames(stack)
     )
 
@@ -146,13 +151,22 @@ def _logits(analysis: Analysis) -> Iterator[Advice]:
             if has_gradients
             else " and their log-softmax"
         )
+        is_ctc = any(_is_in(("ctc_loss",), block.stack, analysis) for block in (*forward, *of_step))
+        what, instead = (
+            ("some of the sequences", "")
+            if is_ctc
+            else (
+                "a part of the rows",
+                "; torch 2.14 and newer have torch.nn.functional.linear_cross_entropy(..., "
+                "options=torch.nn.LinearCrossEntropyOptions())",
+            )
+        )
         yield Advice(
             "logits",
             f"{len(found)} tensors of {size(most.bytes)} or half that hold {size(held)} at the peak: the logits of "
-            f"{analysis.place(most.stack)}{others}. Compute the last layer and "
-            "the loss for a part of the rows at a time, with torch.utils.checkpoint around each part, so that only "
-            "one part's tensors exist at once; torch 2.14 and newer have torch.nn.functional.linear_cross_entropy(..., "
-            f"options=torch.nn.LinearCrossEntropyOptions()). That would lower the peak by up to {size(saved)}.",
+            f"{analysis.place(most.stack)}{others}. Compute the last layer and the loss for {what} at a time, with "
+            f"torch.utils.checkpoint around each part, so that only one part's tensors exist at once{instead}. "
+            f"That would lower the peak by up to {size(saved)}.",
             saved,
         )
 

@@ -81,3 +81,20 @@ def test_kept_results_of_an_evaluation_are_not_the_losss_logits(plan: Plan) -> N
         plan.event("free_requested", addr=address << 30)
     plan.event("phase_end", "backward")
     assert kinds(plan.done())["logits"].text.startswith("3 tensors of 100.0 MiB or half that hold")
+
+
+@pytest.mark.parametrize("loss", ["ctc_loss", "nll_loss"])
+def test_what_ctc_goes_through_is_told_by_sequences(plan: Plan, loss: str) -> None:
+    """It has no rows of its own, and no cross-entropy."""
+    plan.event(
+        "alloc", addr=1 << 30, bytes=100 * MIB, stack=plan.stack(3, "log_softmax", FUNCTIONAL)
+    )
+    plan.event("alloc", addr=2 << 30, bytes=MIB, stack=plan.stack(4, loss, FUNCTIONAL))
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=3 << 30, bytes=100 * MIB)
+    for address in (1, 2, 3):
+        plan.event("free_requested", addr=address << 30)
+    plan.event("phase_end", "backward")
+    told = kinds(plan.done())["logits"].text
+    assert ("some of the sequences at a time" in told) == (loss == "ctc_loss")
+    assert ("linear_cross_entropy" in told) == (loss != "ctc_loss")
