@@ -37,16 +37,19 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
     step = analysis.totals["peak_step"] or 0
     # The result of a checkpoint, or its last part, which it does not recompute.
     done = {n for n in {b.stack for b in peak.blocks} if source.is_checkpoint(analysis.frames(n))}
-    again = _differentiated(analysis)
+    twice = _differentiated(analysis)
+    activations = [b for b in peak.blocks if analysis.category(b) == "activations"]
+    begin = _begin_of_backward(analysis)
+    again = [b for b in activations if b.alloc_event > begin and b.stack in done]
+    yield from _of_one_checkpoint(again, analysis)
     held = [
         b
-        for b in peak.blocks
-        if analysis.category(b) == "activations"
-        and b.phase != "inference"  # which has no backward
+        for b in activations
+        if b.phase != "inference"  # which has no backward
         and b not in idle
         and not 0 <= b.step < step - 1  # an old step's: something else keeps them
         and b.stack not in done
-        and not any(p.begin < b.alloc_event <= p.end for p in again)
+        and not any(p.begin < b.alloc_event <= p.end for p in twice)
     ]
     of_switches = _by_switch(held, analysis)
     own = of_switches.pop("", [])
@@ -71,6 +74,19 @@ def advice(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
             yield from _of_sequence("*", [[block] for block in of_sequence], analysis)
         elif len(blocks) >= 4:
             yield from _of_function(name, blocks, held, analysis)
+
+
+def _begin_of_backward(analysis: Analysis) -> int:
+    """Where the backward pass of the peak begins; the peak, if there is none, or it goes through several passes.
+
+    In the other passes, more checkpoints would keep more.
+    """
+    peak: int = analysis.totals["peak_event"]
+    before = [phase for phase in outermost(analysis.phases) if phase.begin < peak]
+    if not before or before[-1].name != "backward" or before[-1].end < peak:
+        return peak
+    passes = itertools.takewhile(lambda phase: phase.name == "forward", before[-2::-1])
+    return before[-1].begin if len(list(passes)) == 1 else peak
 
 
 def _differentiated(analysis: Analysis) -> list[Phase]:
@@ -164,27 +180,44 @@ def _of_families(
     held: list[Block], least: float, analysis: Analysis
 ) -> Iterator[tuple[Advice | None, list[Block]]]:
     """Advice for numbered modules that hold at least `least`, outermost first: layers, layers inside a sequence."""
-    families: dict[str, dict[str, list[Block]]] = {}
-    for block in held:
-        for family, layer in _numbered(block.module):
-            families.setdefault(family, {}).setdefault(layer, []).append(block)
-    for family in sorted(families, key=lambda family: family.count("*")):
-        members = families[family]
+    for family, members in _families(held):
         blocks = [block for each in members.values() for block in each]
         if len(members) == 1 or sum(block.bytes for block in blocks) < least:
             continue
-        inner = family.count(".")
-        # A checkpoint around a single operator keeps as much as it saves.
-        layers = {
-            layer: each
-            for layer, each in members.items()
-            if any(_depth(block.module) > inner for block in each)
-        }
+        layers = _with_modules(family, members)
         name = _family(list(layers or members))
         if len(layers) > 1:
             yield next(_of_layers(name, layers, analysis), None), blocks
         elif not layers:
             yield from _of_sequences(members, least, analysis)
+
+
+def _families(held: list[Block]) -> list[tuple[str, dict[str, list[Block]]]]:
+    """What numbered modules hold, by family and layer, outermost families first."""
+    found: dict[str, dict[str, list[Block]]] = {}
+    for block in held:
+        for family, layer in _numbered(block.module):
+            found.setdefault(family, {}).setdefault(layer, []).append(block)
+    return sorted(found.items(), key=lambda item: item[0].count("*"))
+
+
+def _with_modules(family: str, members: dict[str, list[Block]]) -> dict[str, list[Block]]:
+    """Those with modules inside: a checkpoint around a single operator keeps as much as it saves."""
+    inner = family.count(".")
+    return {
+        layer: blocks
+        for layer, blocks in members.items()
+        if any(_depth(block.module) > inner for block in blocks)
+    }
+
+
+def _of_one_checkpoint(again: list[Block], analysis: Analysis) -> Iterator[Advice]:
+    """Outermost layers that one checkpoint is around, which makes all of them again at once."""
+    for family, members in _families(again)[:1]:
+        layers = _with_modules(family, members)
+        if len(layers) > 1:
+            how = "torch.utils.checkpoint around each, instead of the one around all of them,"
+            yield from _of_layers(_family(list(layers)), layers, analysis, how)
 
 
 def _of_sequences(
@@ -297,6 +330,10 @@ def _of_function(
     saved = _worth(saved, dropped, analysis)
     if saved:
         how = _checkpointing(analysis, blocks)
+        whose = name
+        if name.startswith("<"):  # a script's own lines, or a lambda's
+            whose = _lines(blocks, analysis)
+            how = how.replace("around it", "around each call there")
         fused = (
             " pyalloc.ops has fused attention that keeps little for backward."
             if "attention" in name.lower() and how not in _SWITCHES.values()
@@ -304,10 +341,19 @@ def _of_function(
         )
         yield Advice(
             "checkpoint",
-            f"{len(blocks)} activations of {name} hold {size(total)} at the peak. {how} would recompute them in "
+            f"{len(blocks)} activations of {whose} hold {size(total)} at the peak. {how} would recompute them in "
             f"backward instead of keeping them. That would lower the peak by up to {size(saved)}.{fused}",
             saved,
         )
+
+
+def _lines(blocks: list[Block], analysis: Analysis) -> str:
+    """The line that made most of them, as reports name it."""
+    sizes: Counter[str] = Counter()
+    for block in blocks:
+        sizes[analysis.name(block.stack)] += block.bytes
+    most, _ = max(sizes.items(), key=lambda item: item[1])
+    return f"{most}{' and other lines' * (len(sizes) > 1)}"
 
 
 def _depth(module: str) -> int:

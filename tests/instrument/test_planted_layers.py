@@ -481,6 +481,30 @@ def test_four_tensors_of_a_function_are_enough(
         assert ("pyalloc.ops has fused attention" in found.text) == (name != "run")
 
 
+@pytest.mark.parametrize(
+    ("name", "n_lines", "expected"),
+    [
+        ("run", 2, "4 activations of run hold 80.0 MiB at the peak. torch.utils.checkpoint around it would"),
+        ("<module>", 1, "4 activations of me/model.py:7 <module> hold 80.0 MiB"),
+        ("<module>", 2, "4 activations of me/model.py:7 <module> and other lines hold 80.0 MiB"),
+        ("<lambda>", 1, "4 activations of me/model.py:7 <lambda> hold 80.0 MiB"),
+    ],
+)  # fmt: skip
+def test_what_is_made_outside_of_functions_is_told_by_its_lines(
+    plan: Plan, name: str, n_lines: int, expected: str
+) -> None:
+    """No checkpoint goes around a whole script."""
+    stacks = [plan.stack(7 + i, name) for i in range(n_lines)]
+    plan.event("phase_begin", "forward")
+    for i in range(4):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=20 * MIB, stack=stacks[i % n_lines])
+    plan.event("phase_end", "forward")
+    plan.event("alloc", addr=1 << 40, bytes=MIB, stack=plan.stack(20))
+    told = kinds(plan.done())["checkpoint"].text
+    assert told.startswith(expected)
+    assert ("torch.utils.checkpoint around each call there would" in told) == (name != "run")
+
+
 def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> None:
     """Without marks of modules, as in torch's own history."""
     packages = "/venv/lib/python3.11/site-packages"
@@ -540,3 +564,30 @@ def test_scores_of_flex_attention_that_is_not_compiled_are_told(plan: Plan, file
     plan.event("phase_end", "backward")
     found = kinds(plan.done()).get("flex_attention")
     assert (found and found.saved_bytes) == (120 * MIB if file == "flex_attention" else None)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_only_layers_that_a_checkpoint_is_around_get_their_own(plan: Plan, n_layers: int) -> None:
+    """In place of one around a layer, checkpoints around experts in it would keep the rest of the layer."""
+    checkpoint = "/venv/lib/python3.11/site-packages/torch/utils/checkpoint.py"
+    inside, result = (plan.stack(line, "recompute_fn", checkpoint) for line in (7, 8))
+    plan.event("step", "step")
+    for name in ("forward", "backward"):
+        plan.event("phase_begin", name)
+        if name == "forward":
+            plan.event("phase_end", name)
+    plan.event("phase_begin", "forward")
+    for i in range(8):
+        module = f"module:layers.{i * n_layers // 8}.experts.{i}.up"
+        plan.event("phase_begin", module)
+        plan.event("alloc", addr=(i + 1) << 30, bytes=20 * MIB, stack=inside)
+        plan.event("alloc", addr=(i + 21) << 30, bytes=MIB, stack=result)
+        plan.event("phase_end", module)
+    plan.event("phase_end", "forward")
+    for i in reversed(range(8)):
+        plan.event("free_requested", addr=(i + 1) << 30)
+        plan.event("free_requested", addr=(i + 21) << 30)
+    plan.event("phase_end", "backward")
+    found = kinds(plan.done()).get("checkpoint")
+    assert (found is not None) == (n_layers > 1)
+    assert found is None or "instead of the one around all of them" in found.text

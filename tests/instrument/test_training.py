@@ -180,6 +180,11 @@ TWICE = """
         optimizer.step()
         optimizer.zero_grad()
 """
+WIDE = TWICE.replace("MODEL", "Net()").replace(
+    "(nn.Linear(512, 512, bias=False) for _ in range(2))",
+    "nn.Linear(512, 2048), nn.Linear(2048, 512)",
+)
+ONE_PASS = WIDE.replace('other = of(torch.randn(8192, 512, device="cuda"))', "other = 1")
 ATTENTION = """
     import torch
     from torch import nn
@@ -301,6 +306,13 @@ RETAINED = (
             {"CALL": "layer(x)"},
             {"CALL": "checkpoint(layer, x, use_reentrant=False)"},
         ),
+        # One checkpoint makes all layers again at once.
+        (
+            "checkpoint",
+            ONE_PASS,
+            {"CALL": "layer(x)", "PASS": "checkpoint(model, x, use_reentrant=False)"},
+            {"CALL": "checkpoint(layer, x, use_reentrant=False)", "PASS": "model(x)"},
+        ),
         ("attention", ATTENTION, {"FUSED": "False"}, {"FUSED": "True"}),
         ("loaded", LOADED, {"WHERE": ""}, {"WHERE": ', map_location="cpu"'}),
         ("stale", RETAINED, {"RETAIN": "retain_graph=True"}, {"RETAIN": ""}),
@@ -321,7 +333,8 @@ RETAINED = (
             "checkpoint",
             "called_twice",
         ),
-        *("spectral_norm", "in_a_sequence", "attention", "loaded", "stale", "returned"),
+        *("spectral_norm", "in_a_sequence", "around_all", "attention", "loaded", "stale"),
+        "returned",
     ],
 )
 def test_the_peak_falls_as_said(
@@ -436,6 +449,15 @@ def test_a_checkpoint_around_all_of_it_is_not_proposed(record: Record) -> None:
     text = kinds(record(SEQUENCE.replace("CALL", "model(x)")))["checkpoint"].text
     assert "checkpoint_sequential(sequence, 4, x" in text
     assert "around it" not in text
+
+
+@pytest.mark.torch
+def test_layers_of_two_passes_that_a_checkpoint_is_around_each_of(record: Record) -> None:
+    """Around each layer, the pass whose turn comes later would keep what goes from layer to layer."""
+    around = WIDE.replace("CALL", "layer(x)").replace(
+        "PASS", "checkpoint(model, x, use_reentrant=False)"
+    )
+    assert "checkpoint" not in kinds(record(around))
 
 
 @pytest.mark.torch
