@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -54,6 +56,16 @@ def attention(n_b, n_h, n_q, n_k, dim, *, shared=True):
     return [torch.randn(s) for s in shapes]
 
 
+def padded(q, k, v, bias, *, at_end):
+    """Of another length for each entry of the batch."""
+    n_b, n_k = q.shape[0], k.shape[2]
+    place = torch.arange(n_k, device=q.device)
+    least = (torch.arange(n_b, device=q.device) * n_k // n_b + 5)[:, None, None, None]
+    return scaled_attention(q, k, v, bias, (place if at_end else n_k - 1 - place) < least)
+
+
+padded_at_end, padded_at_start = partial(padded, at_end=True), partial(padded, at_end=False)
+
 CASES = {
     "log_prob": (power_spherical_log_prob, spherical(130, 140, 33, 128)),
     "log_prob, blocks for both sides": (power_spherical_log_prob, spherical(300, 200, 3, 131)),
@@ -72,6 +84,14 @@ CASES = {
     "attention, a bias for each": (scaled_attention, attention(2, 3, 130, 190, 33, shared=False)),
     "attention, heads of 128": (scaled_attention, attention(1, 4, 200, 301, 128, shared=False)),
     "attention, large heads": (scaled_attention, attention(1, 3, 70, 130, 200)),
+    "attention, padding": (padded_at_end, attention(3, 4, 130, 1500, 64)),
+    "attention, padding at the start": (padded_at_start, attention(3, 3, 70, 900, 64)),
+    "attention, padding, heads of 128": (padded_at_start, attention(3, 4, 130, 700, 128)),
+    "attention, padding, a bias for each": (
+        padded_at_end,
+        attention(2, 4, 70, 700, 33, shared=False),
+    ),
+    "attention, padding, large heads": (padded_at_start, attention(2, 3, 70, 700, 200)),
 }
 
 
